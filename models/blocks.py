@@ -1,0 +1,265 @@
+"""The parts of Fourier neural operators, as Flax Linen modules.
+
+Parameters start from the distributions that PyTorch and neuraloperator use, so that
+training from scratch compares. Spatial fields are (batch, *grid, channels) throughout.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+
+from jaxops import pointwise, spectral
+
+SKIPS = ("linear", "identity", "soft-gating", None)
+NORMS = ("instance_norm", "group_norm", "batch_norm", None)
+
+
+def uniform_of_fan_in(fan_in: int) -> Callable:
+    """PyTorch's initialiser of linear layers: uniform within 1/sqrt(fan_in)."""
+    bound = 1 / math.sqrt(fan_in)
+
+    def init(key, shape, dtype=jnp.float32):
+        return jax.random.uniform(key, shape, dtype, -bound, bound)
+
+    return init
+
+
+class Dense(nn.Module):
+    """1x1 convolution; ``kernel`` (in, out), ``bias`` (out,)."""
+
+    features: int
+    use_bias: bool = True
+
+    @nn.compact
+    def __call__(self, x):
+        init = uniform_of_fan_in(x.shape[-1])
+        kernel = self.param("kernel", init, (x.shape[-1], self.features))
+        bias = self.param("bias", init, (self.features,)) if self.use_bias else None
+        return pointwise.dense(x, kernel, bias)
+
+
+class ChannelMLP(nn.Module):
+    """1x1 convolutions with an activation between; ``fcs_0``, ``fcs_1``, ...
+
+    Attributes:
+        features: output channels of each layer.
+        non_linearity: name or function, between layers.
+        dropout: probability, after every layer, as neuraloperator does; needs an rng
+            ``dropout`` in training.
+    """
+
+    features: Sequence[int]
+    non_linearity: str | Callable = "gelu"
+    dropout: float = 0.0
+
+    @nn.compact
+    def __call__(self, x, train: bool = False):
+        act = pointwise.activation(self.non_linearity)
+        for i, features in enumerate(self.features):
+            x = Dense(features, name=f"fcs_{i}")(x)
+            if i < len(self.features) - 1:
+                x = act(x)
+            if self.dropout > 0:
+                x = nn.Dropout(self.dropout, deterministic=not train)(x)
+        return x
+
+
+class SpectralConv(nn.Module):
+    """``jaxops.spectral_conv`` with a dense weight and a bias a channel.
+
+    ``weight`` (2, *rows, in, out), real part first: complex normal of variance
+    2/(in+out), half of it in each part. ``bias`` (out,).
+    """
+
+    features: int
+    n_modes: Sequence[int]
+    max_n_modes: Sequence[int] | None = None
+    precision: str = "full"
+    compat: str | None = None
+
+    @nn.compact
+    def __call__(self, x, output_shape=None):
+        variance = 2 / (x.shape[-1] + self.features)
+        rows = (*self.n_modes[:-1], self.n_modes[-1] // 2 + 1)
+        rows = rows if self.max_n_modes is None else tuple(self.max_n_modes)
+        weight = self.param(
+            "weight",
+            nn.initializers.normal(math.sqrt(variance / 2)),
+            (2, *rows, x.shape[-1], self.features),
+        )
+        normal = nn.initializers.normal(math.sqrt(variance))
+        bias = self.param("bias", normal, (self.features,))
+        y = spectral.spectral_conv(
+            x, weight, self.n_modes, output_shape, self.compat, self.precision
+        )
+        return y + jnp.broadcast_to(bias.astype(y.dtype), y.shape)
+
+
+class Skip(nn.Module):
+    """A skip connection: ``linear`` (1x1, no bias), ``soft-gating`` or ``identity``."""
+
+    kind: str
+
+    @nn.compact
+    def __call__(self, x):
+        if self.kind == "linear":
+            init = uniform_of_fan_in(x.shape[-1])
+            kernel = self.param("kernel", init, (x.shape[-1], x.shape[-1]))
+            return pointwise.dense(x, kernel)
+        if self.kind == "soft-gating":
+            weight = self.param("weight", nn.initializers.ones, (x.shape[-1],))
+            return x * jnp.broadcast_to(weight.astype(x.dtype), x.shape)
+        return x
+
+
+class Norm(nn.Module):
+    """Instance norm (no affine), group norm of one group, or batch norm.
+
+    PyTorch's arithmetic: epsilon 1e-5, the variance about the mean in float32, biased
+    where it normalises and unbiased where batch norm keeps it (momentum 0.1).
+    """
+
+    kind: str
+    epsilon: float = 1e-5
+    momentum: float = 0.1
+
+    @nn.compact
+    def __call__(self, x, train: bool = False):
+        channels = x.shape[-1]
+        grid = tuple(range(1, x.ndim - 1))
+        if self.kind == "instance_norm":
+            return _whiten(x, *_moments(x, grid), self.epsilon)
+        scale = self.param("scale", nn.initializers.ones, (channels,))
+        bias = self.param("bias", nn.initializers.zeros, (channels,))
+        if self.kind == "group_norm":
+            y = _whiten(x, *_moments(x, (*grid, x.ndim - 1)), self.epsilon)
+        else:
+            shape = (1,) * (x.ndim - 1) + (channels,)
+            mean, variance = (v.reshape(shape) for v in self._batch_moments(x, train))
+            y = _whiten(x, mean, variance, self.epsilon)
+        scale, bias = (
+            jnp.broadcast_to(v.astype(x.dtype), x.shape) for v in (scale, bias)
+        )
+        return y * scale + bias
+
+    def _batch_moments(self, x, train: bool):
+        zeros, ones = jnp.zeros, jnp.ones
+        running_mean = self.variable("batch_stats", "mean", zeros, (x.shape[-1],))
+        running_variance = self.variable("batch_stats", "var", ones, (x.shape[-1],))
+        if not train:
+            return running_mean.value, running_variance.value
+        mean, variance = (v.reshape(-1) for v in _moments(x, tuple(range(x.ndim - 1))))
+        count = x.size // x.shape[-1]
+        if not self.is_initializing():
+            unbiased = variance * (count / max(count - 1, 1))
+            for running, now in ((running_mean, mean), (running_variance, unbiased)):
+                running.value += self.momentum * (now - running.value)
+        return mean, variance
+
+
+def _moments(x, axes: tuple[int, ...]):
+    """Mean and biased variance in float32, with the axes kept."""
+    x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    mean = x.mean(axes, keepdims=True)
+    deviation = x - jnp.broadcast_to(mean, x.shape)
+    return mean, (deviation * deviation).mean(axes, keepdims=True)
+
+
+def _whiten(x, mean, variance, epsilon: float):
+    factor = jax.lax.rsqrt(variance + jnp.asarray(epsilon, variance.dtype))
+    mean, factor = (jnp.broadcast_to(v, x.shape) for v in (mean, factor))
+    return ((x.astype(mean.dtype) - mean) * factor).astype(x.dtype)
+
+
+class FNOBlock(nn.Module):
+    """One Fourier layer with its skips, norms and channel MLP.
+
+    After activation: x = norm(conv(x)) + skip(x); act; x = mlp(x) + mlp_skip(x_in);
+    norm; act; the last block (``is_last``) leaves out both activations.
+    With ``preactivation``, act and the first norm come before all else.
+    The channel MLP's own activation is always the exact gelu.
+    """
+
+    n_modes: Sequence[int]
+    max_n_modes: Sequence[int] | None = None
+    scaling: Sequence[float] | None = None
+    is_last: bool = False
+    use_channel_mlp: bool = True
+    channel_mlp_dropout: float = 0.0
+    channel_mlp_expansion: float = 0.5
+    channel_mlp_skip: str | None = "soft-gating"
+    fno_skip: str | None = "linear"
+    non_linearity: str | Callable = "gelu"
+    stabilizer: str | None = None
+    norm: str | None = None
+    preactivation: bool = False
+    precision: str = "full"
+    compat: str | None = None
+
+    @nn.compact
+    def __call__(self, x, output_shape=None, train: bool = False):
+        channels = x.shape[-1]
+        output_shape = scaled_shape(x.shape[1:-1], self.scaling, output_shape)
+        act = pointwise.activation(self.non_linearity)
+        if self.preactivation:
+            x = self._norm(act(x), 0, train)
+
+        def skip(kind: str | None, name: str) -> Any:
+            if kind is None:
+                return None
+            y = Skip(kind, name=name)(x)
+            return spectral.resample(y, output_shape, self.compat)
+
+        fno_skip = skip(self.fno_skip, "fno_skip")
+        mlp_skip = None
+        if self.use_channel_mlp:
+            mlp_skip = skip(self.channel_mlp_skip, "channel_mlp_skip")
+
+        y = jnp.tanh(x) if self.stabilizer == "tanh" else x
+        y = SpectralConv(
+            channels,
+            self.n_modes,
+            self.max_n_modes,
+            self.precision,
+            self.compat,
+            name="conv",
+        )(y, output_shape)
+        if not self.preactivation:
+            y = self._norm(y, 0, train)
+        y = y if fno_skip is None else y + fno_skip
+        y = y if self.is_last else act(y)
+        if self.preactivation:
+            y = self._norm(y, 1, train)
+
+        if self.use_channel_mlp:
+            hidden = round(channels * self.channel_mlp_expansion)
+            y = ChannelMLP(
+                (hidden, channels), dropout=self.channel_mlp_dropout, name="channel_mlp"
+            )(y, train)
+            y = y if mlp_skip is None else y + mlp_skip
+        if self.preactivation:
+            return y
+        y = self._norm(y, 1, train)
+        return y if self.is_last else act(y)
+
+    def _norm(self, x, index: int, train: bool):
+        if self.norm is None:
+            return x
+        return Norm(self.norm, name=f"norm_{index}")(x, train)
+
+
+def scaled_shape(
+    grid: Sequence[int],
+    scaling: Sequence[float] | None,
+    output_shape: Sequence[int] | None,
+) -> tuple[int, ...]:
+    """The grid of a layer's output: as asked, else scaled an axis, else unchanged."""
+    if output_shape is not None:
+        return tuple(output_shape)
+    if scaling is None:
+        return tuple(grid)
+    return tuple(round(n * s) for n, s in zip(grid, scaling, strict=True))

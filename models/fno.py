@@ -1,0 +1,345 @@
+"""Fourier neural operators in one, two and three dimensions.
+
+Paper: Li et al., "Fourier Neural Operator for Parametric Partial Differential
+Equations", arXiv:2010.08895. Reference code: neuraloperator 2.0.0 (MIT), whose argument
+names, defaults and initial distributions these are; ``models.from_neuralop`` reads its
+weights. Deviations, each the mathematically right one, with ``compat="neuralop-2.0"``
+to go back where weights were trained that way:
+
+* odd grids are exact (there the spectrum comes back turned by one);
+* a layer whose output grid differs is the Fourier interpolant, skips included.
+"""
+
+import dataclasses
+import difflib
+import functools
+from collections.abc import Callable, Sequence
+
+import flax.linen as nn
+import jax.numpy as jnp
+import numpy as np
+
+from jaxops import pointwise
+from models.blocks import NORMS, SKIPS, ChannelMLP, FNOBlock, scaled_shape
+
+Scaling = float | Sequence[float] | Sequence[Sequence[float]] | None
+Padding = float | Sequence[float] | Sequence[Sequence[float]] | None
+
+
+def known_arguments_only(cls):
+    """Class decorator: an unknown argument is refused with the name it may stand for."""
+    init = cls.__init__
+
+    @functools.wraps(init)
+    def checked(self, *args, **kwargs):
+        known = [f.name for f in dataclasses.fields(cls)]
+        for name in kwargs:
+            if name not in known:
+                close = difflib.get_close_matches(name, known, n=1)
+                hint = f" Did you mean {close[0]!r}?" if close else ""
+                raise TypeError(
+                    f"{cls.__name__} has no argument {name!r}.{hint} It takes "
+                    f"{', '.join(n for n in known if n not in ('parent', 'name'))}."
+                )
+        init(self, *args, **kwargs)
+
+    cls.__init__ = checked
+    return cls
+
+
+@known_arguments_only
+class FNO(nn.Module):
+    """Fourier neural operator: (batch, *grid, in_channels) to (.., out_channels).
+
+    Call: ``model.apply(variables, x, output_shape=None, train=False)``.
+    ``output_shape`` is the grid of the output, or a list with one grid (or None) a
+    layer. ``train`` switches dropout (rng ``dropout``) and the running statistics of
+    batch norm (mutable collection ``batch_stats``) on.
+
+    Attributes:
+        n_modes: modes kept an axis, negative ones counted in: 16 keeps -8..7, on the
+            last axis 0..8. One entry a spatial axis. More than the grid has: clamped,
+            with a warning.
+        in_channels, out_channels, hidden_channels: of the data and of the layers.
+        n_layers: Fourier layers.
+        lifting_channel_ratio, projection_channel_ratio: hidden channels of the two
+            outer MLPs, relative to ``hidden_channels``; lifting 0 is one linear layer.
+        positional_embedding: ``"grid"`` appends the coordinates of each axis, from 0 on,
+            without the end point 1; None appends nothing.
+        non_linearity: ``"gelu"`` (exact) or another name of
+            ``jaxops.pointwise.ACTIVATIONS``, or a function.
+        norm: None, ``"instance_norm"``, ``"group_norm"`` (one group), ``"batch_norm"``.
+        use_channel_mlp, channel_mlp_dropout, channel_mlp_expansion: of each layer's MLP.
+        channel_mlp_skip, fno_skip: ``"linear"``, ``"soft-gating"``, ``"identity"``, None.
+        resolution_scaling_factor: of each layer's grid: a number, one a layer, or a list
+            a layer with one an axis.
+        domain_padding: zeros around the lifted field, as a fraction of the grid: a number
+            (both ends of all axes), one an axis, or a pair (before, after) an axis.
+        fno_block_precision: ``"full"``; ``"half"`` transforms and multiplies in float16;
+            ``"mixed"`` only multiplies. Weights stay float32.
+        stabilizer: ``"tanh"`` before each spectral convolution, or None.
+        max_n_modes: rows of the spectral weights where they are to hold more modes than
+            ``n_modes`` uses now; the last entry is not halved.
+        preactivation: activation and norm before the convolution.
+        compat: ``"neuralop-2.0"``, see above, or None.
+
+    Raises:
+        TypeError: for an unknown argument. ValueError: for an argument out of its
+            domain, or an input of another rank or number of channels.
+    """
+
+    n_modes: Sequence[int]
+    in_channels: int
+    out_channels: int
+    hidden_channels: int
+    n_layers: int = 4
+    lifting_channel_ratio: float = 2
+    projection_channel_ratio: float = 2
+    positional_embedding: str | None = "grid"
+    non_linearity: str | Callable = "gelu"
+    norm: str | None = None
+    use_channel_mlp: bool = True
+    channel_mlp_dropout: float = 0.0
+    channel_mlp_expansion: float = 0.5
+    channel_mlp_skip: str | None = "soft-gating"
+    fno_skip: str | None = "linear"
+    resolution_scaling_factor: Scaling = None
+    domain_padding: Padding = None
+    fno_block_precision: str = "full"
+    stabilizer: str | None = None
+    max_n_modes: Sequence[int] | None = None
+    preactivation: bool = False
+    compat: str | None = None
+
+    def __post_init__(self):
+        if isinstance(self.n_modes, int):
+            self.n_modes = (self.n_modes,)
+        if isinstance(self.max_n_modes, int):
+            self.max_n_modes = (self.max_n_modes,)
+        _check_arguments(self)
+        super().__post_init__()
+
+    @nn.compact
+    def __call__(self, x, output_shape=None, train: bool = False):
+        n_dim = len(self.n_modes)
+        if x.ndim != n_dim + 2 or x.shape[-1] != self.in_channels:
+            axes = ", ".join("xyz"[:n_dim] if n_dim <= 3 else ["..."])
+            raise ValueError(
+                f"The input is (batch, {axes}, channels) with {self.in_channels} "
+                f"channels, channels last; got {x.shape=}."
+            )
+        shapes = _shape_a_layer(output_shape, self.n_layers, n_dim)
+        scalings = _scaling_a_layer(
+            self.resolution_scaling_factor, self.n_layers, n_dim
+        )
+        x = self._lift(x)
+
+        grid = x.shape[1:-1]
+        padding = _padding_points(self.domain_padding, grid)
+        if any(before or after for before, after in padding):
+            x = jnp.pad(x, [(0, 0), *padding, (0, 0)])
+        inner = grid  # the grid of the data, without what is padded
+        for i in range(self.n_layers):
+            inner = scaled_shape(inner, scalings[i], shapes[i])
+            outer = tuple(
+                n + sum(pads)
+                for n, pads in zip(
+                    inner, _scaled_padding(padding, grid, inner), strict=True
+                )
+            )
+            x = FNOBlock(
+                n_modes=self.n_modes,
+                max_n_modes=self.max_n_modes,
+                is_last=i == self.n_layers - 1,
+                use_channel_mlp=self.use_channel_mlp,
+                channel_mlp_dropout=self.channel_mlp_dropout,
+                channel_mlp_expansion=self.channel_mlp_expansion,
+                channel_mlp_skip=self.channel_mlp_skip,
+                fno_skip=self.fno_skip,
+                non_linearity=self.non_linearity,
+                stabilizer=self.stabilizer,
+                norm=self.norm,
+                preactivation=self.preactivation,
+                precision=self.fno_block_precision,
+                compat=self.compat,
+                name=f"blocks_{i}",
+            )(x, outer, train)
+        if any(before or after for before, after in padding):
+            starts = [pads[0] for pads in _scaled_padding(padding, grid, inner)]
+            window = [slice(s, s + n) for s, n in zip(starts, inner, strict=True)]
+            x = x[(slice(None), *window)]
+
+        hidden = int(self.projection_channel_ratio * self.hidden_channels)
+        return ChannelMLP(
+            (hidden, self.out_channels), self.non_linearity, name="projection"
+        )(x)
+
+    def _lift(self, x):
+        hidden = int(self.lifting_channel_ratio * self.hidden_channels)
+        features = (hidden, self.hidden_channels) if hidden else (self.hidden_channels,)
+        mlp = ChannelMLP(features, self.non_linearity, name="lifting")
+        if self.positional_embedding is None:
+            return mlp(x)
+        return mlp(append_grid(x))
+
+
+@known_arguments_only
+class FNO1D(FNO):
+    """:class:`FNO` on (batch, x, channels)."""
+
+
+@known_arguments_only
+class FNO2D(FNO):
+    """:class:`FNO` on (batch, x, y, channels)."""
+
+
+@known_arguments_only
+class FNO3D(FNO):
+    """:class:`FNO` on (batch, x, y, z, channels)."""
+
+
+_DIMENSIONS = {"FNO1D": 1, "FNO2D": 2, "FNO3D": 3}
+
+
+def append_grid(x):
+    """Append the coordinate of each spatial axis, n/N for point n of N, as channels."""
+    grid = x.shape[1:-1]
+    columns = [x]
+    for axis, size in enumerate(grid):
+        shape = [1] * x.ndim
+        shape[1 + axis] = size
+        points = jnp.asarray(np.arange(size) / size, x.dtype).reshape(shape)
+        columns.append(jnp.broadcast_to(points, (*x.shape[:-1], 1)))
+    return jnp.concatenate(columns, axis=-1)
+
+
+def _padding_points(padding: Padding, grid) -> list[tuple[int, int]]:
+    if padding is None:
+        return [(0, 0)] * len(grid)
+    if isinstance(padding, (int, float)):
+        padding = [padding] * len(grid)
+    pairs = [p if isinstance(p, Sequence) else (p, p) for p in padding]
+    return [
+        (round(before * n), round(after * n))
+        for (before, after), n in zip(pairs, grid, strict=True)
+    ]
+
+
+def _scaled_padding(padding, grid, inner) -> list[tuple[int, int]]:
+    """The padding at a later layer, where ``grid`` has become ``inner``."""
+    return [
+        (round(before * m / n), round(after * m / n))
+        for (before, after), n, m in zip(padding, grid, inner, strict=True)
+    ]
+
+
+def _scaling_a_layer(scaling: Scaling, n_layers: int, n_dim: int) -> list:
+    if scaling is None:
+        return [None] * n_layers
+    if isinstance(scaling, (int, float)):
+        return [(scaling,) * n_dim] * n_layers
+    return [
+        (s,) * n_dim if isinstance(s, (int, float)) else tuple(s) for s in scaling
+    ]
+
+
+def _shape_a_layer(output_shape, n_layers: int, n_dim: int) -> list:
+    if output_shape is None:
+        return [None] * n_layers
+    output_shape = list(output_shape)
+    if all(isinstance(n, (int, np.integer)) for n in output_shape):
+        output_shape = [None] * (n_layers - 1) + [output_shape]
+    shapes = [None if s is None else tuple(s) for s in output_shape]
+    if len(shapes) != n_layers or any(s and len(s) != n_dim for s in shapes):
+        raise ValueError(
+            f"output_shape is a grid of {n_dim} sizes, or a list of {n_layers} grids or "
+            f"Nones, one a layer; got {output_shape}."
+        )
+    return shapes
+
+
+def _check_arguments(model: FNO) -> None:
+    name = type(model).__name__
+    n_dim = len(model.n_modes)
+
+    def refuse(rule: str, argument: str) -> None:
+        value = getattr(model, argument)
+        raise ValueError(f"{name}: {rule}; got {argument}={value!r}.")
+
+    wanted = _DIMENSIONS.get(name, n_dim)
+    if n_dim != wanted or n_dim < 1:
+        refuse(f"n_modes has one entry for each of {wanted} axes", "n_modes")
+    if any(not isinstance(n, (int, np.integer)) or n < 1 for n in model.n_modes):
+        refuse("n_modes are whole numbers of at least 1", "n_modes")
+    for argument in ("in_channels", "out_channels", "hidden_channels", "n_layers"):
+        if getattr(model, argument) < 1:
+            refuse(f"{argument} is at least 1", argument)
+    choices = {
+        "positional_embedding": ("grid", None),
+        "norm": NORMS,
+        "channel_mlp_skip": SKIPS,
+        "fno_skip": SKIPS,
+        "fno_block_precision": ("full", "half", "mixed"),
+        "stabilizer": ("tanh", None),
+        "compat": ("neuralop-2.0", None),
+    }
+    for argument, allowed in choices.items():
+        if getattr(model, argument) not in allowed:
+            refuse(f"{argument} is one of {', '.join(map(repr, allowed))}", argument)
+    pointwise.activation(model.non_linearity)
+    if not 0 <= model.channel_mlp_dropout < 1:
+        refuse(
+            "channel_mlp_dropout is a probability below 1", "channel_mlp_dropout"
+        )
+    if model.lifting_channel_ratio < 0:
+        refuse("lifting_channel_ratio is not negative", "lifting_channel_ratio")
+    if int(model.projection_channel_ratio * model.hidden_channels) < 1:
+        refuse(
+            "the projection needs at least one hidden channel",
+            "projection_channel_ratio",
+        )
+    if model.use_channel_mlp and round(
+        model.hidden_channels * model.channel_mlp_expansion
+    ) < 1:
+        refuse(
+            "the channel MLP needs at least one hidden channel",
+            "channel_mlp_expansion",
+        )
+    rows = (*model.n_modes[:-1], model.n_modes[-1] // 2 + 1)
+    most = model.max_n_modes
+    if most is not None and (
+        len(most) != n_dim or any(m < r for m, r in zip(most, rows, strict=True))
+    ):
+        refuse(f"max_n_modes has at least {rows}, what n_modes needs", "max_n_modes")
+    _check_padding(model, n_dim, refuse)
+    _check_scaling(model, n_dim, refuse)
+
+
+def _check_padding(model: FNO, n_dim: int, refuse: Callable) -> None:
+    padding = model.domain_padding
+    if padding is None:
+        return
+    rule = (
+        "domain_padding is a fraction, one an axis, or a pair (before, after) an axis, "
+        "none negative"
+    )
+    axes = [padding] * n_dim if isinstance(padding, (int, float)) else list(padding)
+    pairs = [p if isinstance(p, Sequence) else (p, p) for p in axes]
+    if len(pairs) != n_dim or any(len(p) != 2 or min(p) < 0 for p in pairs):
+        refuse(rule, "domain_padding")
+
+
+def _check_scaling(model: FNO, n_dim: int, refuse: Callable) -> None:
+    scaling = model.resolution_scaling_factor
+    if scaling is None or isinstance(scaling, (int, float)):
+        layers = [] if scaling is None else [(scaling,)]
+    else:
+        layers = [s if isinstance(s, Sequence) else (s,) * n_dim for s in scaling]
+        if len(layers) != model.n_layers or any(len(s) != n_dim for s in layers):
+            layers = [(0,)]
+    if any(s <= 0 for layer in layers for s in layer):
+        refuse(
+            "resolution_scaling_factor is a positive number, one a layer, or a list a "
+            "layer with one an axis",
+            "resolution_scaling_factor",
+        )

@@ -1,0 +1,63 @@
+"""1x1 convolutions and activations."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxops import pointwise
+from jaxops.matmul import along_axis
+
+
+@pytest.mark.parametrize("points", [(3,), (2, 5), (2, 3, 4, 5)])
+def test_dense_is_a_product_at_each_point(points):
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((*points, 4)).astype(np.float32)
+    kernel = rng.standard_normal((4, 6)).astype(np.float32)
+    bias = rng.standard_normal(6).astype(np.float32)
+    y = pointwise.dense(jnp.asarray(x), jnp.asarray(kernel), jnp.asarray(bias))
+    expected = x.astype(np.float64) @ kernel + bias
+    np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_gelu_is_the_exact_form_with_its_derivative():
+    x = np.linspace(-6, 6, 101)
+    phi = np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
+    cumulative = np.array([(1 + math.erf(v / math.sqrt(2))) / 2 for v in x])
+    x32 = jnp.asarray(x, jnp.float32)
+    np.testing.assert_allclose(pointwise.gelu(x32), x * cumulative, atol=5e-7)
+    slope = jax.vmap(jax.grad(pointwise.gelu))(x32)
+    np.testing.assert_allclose(slope, cumulative + x * phi, atol=1e-6)
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2, -1])
+def test_along_axis_is_tensordot(axis):
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((3, 4, 5)).astype(np.float32)
+    matrix = rng.standard_normal((7, x.shape[axis])).astype(np.float32)
+    expected = np.moveaxis(np.tensordot(matrix, x, (1, axis)), 0, axis)
+    y = along_axis(jnp.asarray(matrix), jnp.asarray(x), axis)
+    np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_matrix_products_are_full_precision_unless_the_user_says_otherwise():
+    def product(a):
+        return along_axis(a, a[None], 1)
+
+    square = jnp.zeros((4, 4))
+    text = jax.jit(product).lower(square).as_text()
+    assert "HIGHEST" in text
+    with jax.default_matmul_precision("tensorfloat32"):
+        text = jax.jit(product).lower(square).as_text()
+    assert "HIGHEST" not in text
+
+
+def test_mistakes_are_told():
+    with pytest.raises(ValueError, match="4 input channels"):
+        pointwise.dense(jnp.zeros((2, 3)), jnp.zeros((4, 5)))
+    with pytest.raises(ValueError, match="non_linearity is a function or one of gelu"):
+        pointwise.activation("geluu")
+    with pytest.raises(ValueError, match="cannot be applied to 3 values"):
+        along_axis(jnp.zeros((2, 4)), jnp.zeros((2, 3)), 1)

@@ -1,0 +1,278 @@
+"""What FNO promises beside parity: arguments, shapes, modes of training, precision."""
+
+import inspect
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from models import FNO, FNO1D, FNO2D, FNO3D
+
+SMALL = {"in_channels": 1, "out_channels": 2, "hidden_channels": 4, "n_layers": 2}
+
+
+def field(grid, batch=2, channels=1, seed=0):
+    rng = np.random.default_rng(seed)
+    return jnp.asarray(rng.standard_normal((batch, *grid, channels)), jnp.float32)
+
+
+def make(model, x, seed=0):
+    return jax.jit(model.init)(jax.random.key(seed), x)
+
+
+def call(model, variables, x, **options):
+    """Compiled as a whole: many times faster here than an operation at a time."""
+    rngs = options.pop("rngs", None)
+    apply = jax.jit(lambda v, x, rngs: model.apply(v, x, rngs=rngs, **options))
+    return apply(variables, x, rngs)
+
+
+@pytest.mark.parametrize(
+    ("cls", "grid"), [(FNO1D, (9,)), (FNO2D, (6, 7)), (FNO3D, (4, 5, 6))]
+)
+@pytest.mark.parametrize("batch", [1, 2])
+def test_every_dimension_and_batch(cls, grid, batch):
+    model = cls(n_modes=(3,) * len(grid), **SMALL)
+    x = field(grid, batch)
+    variables = make(model, x)
+    y = jax.jit(model.apply)(variables, x)
+    assert y.shape == (batch, *grid, 2)
+    assert y.dtype == jnp.float32
+    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(variables))
+    assert jnp.isfinite(y).all()
+
+
+def test_samples_of_a_batch_do_not_mix():
+    model = FNO2D((4, 4), **SMALL, norm="group_norm")
+    x = field((8, 8), 3)
+    variables = make(model, x)
+    apply = jax.jit(model.apply)
+    alone = jnp.concatenate([apply(variables, x[i : i + 1]) for i in range(3)])
+    np.testing.assert_allclose(apply(variables, x), alone, atol=2e-6)
+
+
+def test_a_periodic_shift_moves_the_output_where_there_is_no_grid_embedding():
+    """Spectral convolutions and 1x1 ones commute with shifts, on odd grids too."""
+    model = FNO2D((4, 4), **SMALL, positional_embedding=None)
+    x = field((7, 9))
+    variables = make(model, x)
+    apply = jax.jit(model.apply)
+    shifted = apply(variables, jnp.roll(x, (2, 3), (1, 2)))
+    expected = jnp.roll(apply(variables, x), (2, 3), (1, 2))
+    np.testing.assert_allclose(shifted, expected, atol=5e-6)
+
+
+def test_spectral_layers_see_one_function_on_every_grid():
+    """The same band-limited input on 16 and 24 points: linear parts agree exactly."""
+    model = FNO1D(
+        5, **SMALL, non_linearity="identity", use_channel_mlp=False,
+        positional_embedding=None,
+    )  # fmt: skip
+    def sampled(n):
+        t = np.arange(n) / n
+        x = np.sin(2 * np.pi * t) + np.cos(4 * np.pi * t)
+        return jnp.asarray(x[None, :, None], jnp.float32)
+
+    variables = make(model, sampled(16))
+    coarse = call(model, variables, sampled(16))
+    fine = call(model, variables, sampled(24))
+    np.testing.assert_allclose(coarse[:, ::2], fine[:, ::3], atol=2e-6)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "output_shape", "expected"),
+    [
+        ({"resolution_scaling_factor": 2}, None, (32, 40)),
+        ({"resolution_scaling_factor": [1, 1.5]}, None, (12, 15)),
+        ({"resolution_scaling_factor": [[1, 2], [2, 1]]}, None, (16, 20)),
+        ({}, (9, 13), (9, 13)),
+        ({}, [(12, 8), (9, 13)], (9, 13)),
+        ({}, [(12, 8), None], (12, 8)),
+        ({"domain_padding": 0.25}, (9, 13), (9, 13)),
+        ({"domain_padding": [(0, 0.5), 0]}, None, (8, 10)),
+        ({"domain_padding": 0.2, "resolution_scaling_factor": 2}, None, (32, 40)),
+        ({"domain_padding": (0.1, 0.3)}, None, (8, 10)),
+    ],
+)
+def test_grid_of_the_output(arguments, output_shape, expected):
+    model = FNO2D((4, 4), **SMALL, **arguments)
+    x = field((8, 10))
+    variables = make(model, x)
+    y = call(model, variables, x, output_shape=output_shape)
+    assert y.shape[1:-1] == expected
+
+
+def test_padding_one_side_leaves_the_other_axis_alone():
+    """Zero padding behind the field must not shift it: a causal time axis."""
+    x = field((6, 8))
+    both = FNO2D((4, 4), **SMALL, domain_padding=[(0.5, 0.5), 0])
+    one = FNO2D((4, 4), **SMALL, domain_padding=[(0, 1.0), 0])
+    variables = make(both, x)
+    # Padded to the same size, and a spectral convolution commutes with shifts: equal.
+    np.testing.assert_allclose(
+        call(one, variables, x), call(both, variables, x), atol=5e-6
+    )
+
+
+def test_dropout_acts_in_training_only():
+    model = FNO2D((4, 4), **SMALL, channel_mlp_dropout=0.5)
+    x = field((8, 8))
+    variables = make(model, x)
+    still = call(model, variables, x)
+    np.testing.assert_array_equal(still, call(model, variables, x))
+    first, again, other = (
+        call(model, variables, x, train=True, rngs={"dropout": jax.random.key(s)})
+        for s in (1, 1, 2)
+    )
+    np.testing.assert_array_equal(first, again)
+    assert jnp.abs(first - other).max() > 1e-3
+
+
+@pytest.mark.parametrize("precision", ["half", "mixed"])
+def test_half_precision_keeps_weights_float32_and_trains(precision):
+    """Float16 spectral layers of any size, odd too, near float32; gradients finite."""
+    x = field((7, 9))
+    full = FNO2D((4, 4), **SMALL, stabilizer="tanh")
+    low = full.clone(fno_block_precision=precision)
+    variables = make(low, x)
+    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(variables))
+
+    def loss(model, variables):
+        y = model.apply(variables, x)
+        return (y * y).mean(), y
+
+    gradient, y = jax.jit(jax.grad(lambda v: loss(low, v), has_aux=True))(variables)
+    expected = call(full, variables, x)
+    assert y.dtype == jnp.float32
+    error = jnp.abs(y - expected).max() / jnp.abs(expected).max()
+    assert 0 < error < 1e-2  # float16 keeps 11 bits through two layers
+    assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
+
+
+def test_float64_is_float64_where_it_is_switched_on():
+    module = jax if hasattr(jax, "enable_x64") else jax.experimental
+    enabled = module.enable_x64  # moved between versions
+    with enabled(True):
+        model = FNO1D(5, **SMALL, positional_embedding=None)
+        x = jnp.asarray(np.random.default_rng(0).standard_normal((1, 9, 1)))
+        variables = jax.tree.map(lambda a: a.astype(jnp.float64), make(model, x))
+        y = call(model, variables, x)
+        assert y.dtype == jnp.float64
+        moved = call(model, variables, jnp.roll(x, 2, 1))
+        np.testing.assert_allclose(moved, jnp.roll(y, 2, 1), atol=1e-13)
+
+
+def test_initial_distributions_are_neuraloperators():
+    """Complex normal of variance 2/(in+out); uniform within 1/sqrt(fan_in)."""
+    model = FNO2D((16, 16), 1, 1, hidden_channels=32)
+    params = make(model, field((16, 16)))["params"]
+    weight = np.asarray(params["blocks_0"]["conv"]["weight"])
+    assert weight.shape == (2, 16, 9, 32, 32)
+    # 147456 samples: the variance is known to 0.4 per cent, one standard deviation.
+    np.testing.assert_allclose(weight[0].var(), 1 / 64, rtol=0.02)
+    np.testing.assert_allclose(weight[1].var(), 1 / 64, rtol=0.02)
+    kernel = np.asarray(params["projection"]["fcs_0"]["kernel"])
+    assert kernel.shape == (32, 64)
+    bound = 32**-0.5
+    assert 0.95 * bound < np.abs(kernel).max() <= bound
+    np.testing.assert_allclose(kernel.var(), bound**2 / 3, rtol=0.1)
+
+
+def test_modes_above_the_grid_are_clamped_with_one_warning_a_layer():
+    model = FNO2D((8, 8), **SMALL)
+    x = field((4, 4))
+    with pytest.warns(UserWarning, match="more than a grid of"):
+        variables = make(model, x)
+    assert variables["params"]["blocks_0"]["conv"]["weight"].shape[1:3] == (8, 5)
+
+
+def test_names_and_defaults_are_neuraloperators():
+    """Those that this model shares; from neuraloperator where it is installed."""
+    neuralop = pytest.importorskip("neuralop.models")
+    theirs = inspect.signature(neuralop.FNO.__init__).parameters
+    ours = inspect.signature(FNO).parameters
+    shared = [name for name in ours if name not in ("compat", "parent", "name")]
+    assert set(shared) <= set(theirs)
+    missing = set(theirs) - set(ours) - {"self"}
+    assert missing == {
+        "complex_data", "factorization", "rank", "fixed_rank_modes", "implementation",
+        "decomposition_kwargs", "separable", "conv_module",
+    }  # fmt: skip
+    for name in shared:
+        if name != "non_linearity":
+            assert ours[name].default == theirs[name].default, name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({"hiden_channels": 4}, TypeError, "Did you mean 'hidden_channels'"),
+        ({"n_modes": (4, 4, 4)}, ValueError, "one entry for each of 2 axes"),
+        ({"n_modes": (4, 0)}, ValueError, "at least 1"),
+        ({"n_layers": 0}, ValueError, "n_layers is at least 1"),
+        ({"norm": "layer"}, ValueError, "norm is one of 'instance_norm'"),
+        ({"fno_skip": "conv"}, ValueError, "fno_skip is one of"),
+        ({"positional_embedding": "sine"}, ValueError, "positional_embedding"),
+        ({"stabilizer": "clip"}, ValueError, "stabilizer"),
+        ({"compat": "neuralop"}, ValueError, "compat"),
+        ({"fno_block_precision": "low"}, ValueError, "fno_block_precision"),
+        ({"non_linearity": "geluu"}, ValueError, "non_linearity"),
+        ({"channel_mlp_dropout": 1.0}, ValueError, "probability"),
+        ({"channel_mlp_expansion": 0.01}, ValueError, "at least one hidden channel"),
+        ({"projection_channel_ratio": 0}, ValueError, "projection"),
+        ({"max_n_modes": (4, 2)}, ValueError, "what n_modes needs"),
+        ({"domain_padding": -0.1}, ValueError, "none negative"),
+        ({"domain_padding": [0.1]}, ValueError, "domain_padding"),
+        ({"resolution_scaling_factor": 0}, ValueError, "positive number"),
+        ({"resolution_scaling_factor": [1]}, ValueError, "one a layer"),
+    ],
+)
+def test_wrong_arguments_are_told(arguments, error, text):
+    with pytest.raises(error, match=text):
+        FNO2D(**{"n_modes": (4, 4), **SMALL, **arguments})
+
+
+@pytest.mark.parametrize(
+    ("shape", "text"),
+    [
+        ((2, 8, 8), "channels last"),
+        ((2, 8, 8, 3), "with 1 channels"),
+        ((2, 1, 8, 8), "with 1 channels"),
+        ((2, 8, 8, 8, 1), "channels last"),
+    ],
+)
+def test_wrong_inputs_are_told(shape, text):
+    model = FNO2D((4, 4), **SMALL)
+    with pytest.raises(ValueError, match=text):
+        model.init(jax.random.key(0), jnp.zeros(shape))
+
+
+def test_wrong_output_shape_is_told():
+    model = FNO2D((4, 4), **SMALL)
+    x = field((8, 8))
+    with pytest.raises(ValueError, match="output_shape is a grid of 2 sizes"):
+        model.init(jax.random.key(0), x, output_shape=(8,))
+
+
+def test_nothing_is_compiled_that_an_apple_gpu_lacks():
+    """No complex number, FFT, float64 or convolution, forward and gradient, 3D."""
+    model = FNO3D((3, 4, 3), **SMALL, norm="batch_norm", domain_padding=0.2)
+    x = field((4, 5, 6))
+
+    def loss(variables):
+        y, new = model.apply(variables, x, train=True, mutable=["batch_stats"])
+        return (y * y).mean(), new
+
+    init = jax.jit(model.init)
+    programs = [
+        init.lower(jax.random.key(0), x),
+        jax.jit(jax.grad(loss, has_aux=True)).lower(init(jax.random.key(0), x)),
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for program in programs:
+            text = program.as_text()
+            for banned in ("complex<", "f64", "fft", "convolution", "callback"):
+                assert banned not in text, banned
