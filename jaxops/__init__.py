@@ -1,4 +1,4 @@
-"""Neural operators and volumetric super-resolution out of parts an Apple GPU can run."""
+"""Pure functions for neural operators, made of parts that an Apple GPU can run."""
 
 from jaxops import dft
 from jaxops.backend import (

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.backend import clear_backends
 
-from jaxops import plugins
+from jaxops import host_memory, plugins
 from jaxops.transfer import to_device
 
 __all__ = ["NAMES", "Backend", "BackendError", "select_backend", "to_device"]
@@ -22,7 +22,7 @@ NAMES = ("auto", "cpu", "gpu", "metal")
 
 
 class BackendError(RuntimeError):
-    """The backend that was asked for cannot be had; the message says why, and a remedy."""
+    """The backend asked for cannot be had; the message says why and what to do."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,9 @@ def set_defaults() -> None:
     """Make one seed give one set of weights, and float32 products float32, everywhere.
 
     `jaxops` calls this when it is imported. The bits of `jax.random` are then the same
-    on every jax from 0.4.34 on and on every device; floats made from them agree to one
-    unit in the last place.
+    on every jax from 0.4.34 on and on every device. Floats made from them agree to one
+    unit in the last place between jax versions on the CPU; a GPU's own logarithm and
+    error function move normal numbers by up to 4e-6.
     """
     jax.config.update("jax_threefry_partitionable", True)  # the default since jax 0.5
     jax.config.update("jax_default_prng_impl", "threefry2x32")
@@ -87,7 +88,8 @@ def select_backend(name: str = "auto") -> Backend:
 
     "metal" is an Apple GPU, "gpu" is CUDA or ROCm, "auto" is the best that works, or
     the CPU. `JAX_PLATFORMS`, where the user has set it, limits the choice and decides
-    between two plugins. The CPU stays reachable as `jax.devices("cpu")`.
+    between two plugins. The CPU stays reachable as `jax.devices("cpu")`. On Linux it also
+    keeps freed host memory for the next call (see `jaxops.host_memory`).
 
     Args:
         name: one of "auto", "cpu", "gpu", "metal".
@@ -108,6 +110,7 @@ def select_backend(name: str = "auto") -> Backend:
     listed = _user_platforms()
     if _has_started():
         return _already_running(name, listed)
+    host_memory.keep_freed_memory()
     if name == "auto":
         _running = _start_first(_order(listed), listed)
     else:
@@ -130,10 +133,14 @@ def _already_running(name: str, listed: tuple[str, ...]) -> Backend:
     # A cause that a fresh process would not cure is told first.
     _require_listed(name, listed)
     _find(name, listed)
+    why = (
+        "an earlier select_backend chose it"
+        if _running
+        else "an array was made or the devices were listed before"
+    )
     raise BackendError(
         f"select_backend({name!r}) came too late: JAX already runs on "
-        f"{running.platform}, because an array was made or the devices were listed "
-        "before. Call it first, in a fresh process."
+        f"{running.platform}, because {why}. Call it first, in a fresh process."
     )
 
 
@@ -320,7 +327,8 @@ def _check_result(device: jax.Device) -> None:
 
 
 def _start_failure(candidate: _Candidate, error: Exception) -> str:
-    lines = str(error).splitlines()
+    # Without JAX's own advice, which is about its default and not about this choice.
+    lines = str(error).partition(" (set JAX_PLATFORMS=")[0].splitlines()
     said = lines[0] if lines else type(error).__name__
     if candidate.plugin is not None:
         name = plugins.label(candidate.plugin)

@@ -113,9 +113,7 @@ def _check_axes(wavenumbers: Wavenumbers, sizes: Sequence[int], shape) -> None:
         )
 
 
-def _cos_sin(
-    size: int, wavenumbers: tuple[int, ...]
-) -> tuple[np.ndarray, np.ndarray]:
+def _cos_sin(size: int, wavenumbers: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
     """cos and sin of 2 pi k n / size, (kept, size), in float64.
 
     The product k n is reduced modulo the size as an integer, so that large arguments

@@ -18,10 +18,16 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 
-def matmul(left: Float[Array, "..."], right: Float[Array, "..."]) -> Float[Array, "..."]:
+def matmul(
+    left: Float[Array, "..."], right: Float[Array, "..."]
+) -> Float[Array, "..."]:
     """``left @ right`` at full precision, or at the one that the user has set."""
-    precision = jax.config.jax_default_matmul_precision or "highest"
-    return jnp.matmul(left, right, precision=precision)
+    return jnp.matmul(left, right, precision=matmul_precision())
+
+
+def matmul_precision() -> str | None:
+    """What to give a product or a convolution as ``precision``; None: the user's."""
+    return "highest" if jax.config.jax_default_matmul_precision is None else None
 
 
 def along_axis(

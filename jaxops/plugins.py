@@ -152,7 +152,8 @@ def misfit(plugin: Plugin, host: Host) -> str | None:
         if not bounds[package].contains(found, prereleases=True):
             return (
                 f"{label(plugin)} does not fit this {package}: it runs with {package} "
-                f"{bounds[package]}, and {found} is installed; run: {_mend(plugin)}"
+                f"{_text(bounds[package])}, and {found} is installed; "
+                f"run: {_mend(plugin)}"
             )
     return None
 
@@ -169,6 +170,11 @@ def _required_versions(plugin: Plugin) -> dict[str, SpecifierSet]:
     if not bounds["jaxlib"]:  # metaljax names jax alone; jaxlib goes with it
         bounds["jaxlib"] = bounds["jax"]
     return bounds
+
+
+def _text(bounds: SpecifierSet) -> str:
+    """The lower bound first, as people write it; the library keeps no order."""
+    return ",".join(sorted(set(map(str, bounds)), reverse=True))
 
 
 def _mend(plugin: Plugin) -> str:

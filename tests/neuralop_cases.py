@@ -79,7 +79,9 @@ def _cases() -> list[Case]:
             cases.append(Case(f"{n_dim}d_{name}", grid, arguments))
         cases += [
             Case(f"{n_dim}d_batch_of_one", grid, batch=1),
-            Case(f"{n_dim}d_batch_norm_train", grid, {"norm": "batch_norm"}, train=True),
+            Case(
+                f"{n_dim}d_batch_norm_train", grid, {"norm": "batch_norm"}, train=True
+            ),
             Case(f"{n_dim}d_odd_grid", ODD_GRIDS[n_dim], compat=COMPAT),
             Case(
                 f"{n_dim}d_odd_max_n_modes",

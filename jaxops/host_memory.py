@@ -1,0 +1,36 @@
+"""Host memory that is kept from one call of a program to the next (Linux, glibc).
+
+XLA asks for a program's temporaries anew at each call. glibc takes large blocks straight
+from the kernel and gives them straight back, so each call touches fresh pages, and the
+page faults can cost as much as the arithmetic: training steps of an FNO on 2 CPU cores
+took 1.3 to 1.8 times as long. Keeping the pages costs resident size: up to the largest
+sum of temporaries stays with the process (seen: 1.1 GB instead of 0.77 GB).
+"""
+
+import ctypes
+import os
+import platform
+
+SWITCH = "JAXOPS_KEEP_MEMORY"  # "0" leaves glibc as it is
+
+# Parameters of mallopt, from malloc.h.
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8
+
+
+def keep_freed_memory() -> bool:
+    """Tell glibc to keep what is freed; returns whether it did.
+
+    Works for threads that start later, so it is called before a backend starts. Does
+    nothing on other systems, or where the environment has ``JAXOPS_KEEP_MEMORY=0``.
+    """
+    is_glibc = platform.system() == "Linux" and platform.libc_ver()[0] == "glibc"
+    if not is_glibc or os.environ.get(SWITCH) == "0":
+        return False
+    mallopt = ctypes.CDLL(None).mallopt
+    settings = (
+        (_M_ARENA_MAX, 1),  # one heap, so that every thread finds the kept pages
+        (_M_MMAP_MAX, 0),  # large blocks from the heap too
+        (_M_TRIM_THRESHOLD, 2**31 - 1),  # never give its top back
+        (_M_TOP_PAD, 512 * 2**20),  # grow it in large steps: untouched, they are free
+    )
+    return all([mallopt(*setting) == 1 for setting in settings])

@@ -1,0 +1,42 @@
+"""How all tests run: strict dtypes, strict ranks, checked shapes, on one backend."""
+
+import pytest
+from jaxtyping import install_import_hook
+
+# Before the first import of jaxops: its annotations are checked at each call.
+with install_import_hook("jaxops", "beartype.beartype"):
+    import jaxops
+
+import jax
+
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--backend",
+        default="cpu",
+        choices=("auto", "cpu", "gpu", "metal"),
+        help="device that the tests run on (made for tests/parity)",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    try:
+        config.stash[BACKEND] = jaxops.select_backend(config.getoption("--backend"))
+    except jaxops.BackendError as error:
+        raise pytest.UsageError(str(error)) from error
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"backend: {config.stash[BACKEND]}"
+
+
+BACKEND = pytest.StashKey[jaxops.Backend]()
+
+
+@pytest.fixture(scope="session")
+def backend(pytestconfig: pytest.Config) -> jaxops.Backend:
+    """The device that this run tests."""
+    return pytestconfig.stash[BACKEND]
