@@ -1,6 +1,8 @@
 """Flax Linen models over jaxops, channels last; ``__all__`` lists what is public."""
 
+from models.bundle import load, save
 from models.fno import FNO, FNO1D, FNO2D, FNO3D
+from models.torch_weights import from_neuralop, to_neuralop
 
 __all__ = [
     "FNO",
@@ -12,6 +14,3 @@ __all__ = [
     "save",
     "to_neuralop",
 ]
-
-from models.bundle import load, save  # noqa: E402  (the bundle reads __all__)
-from models.torch_weights import from_neuralop, to_neuralop  # noqa: E402

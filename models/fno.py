@@ -10,9 +10,6 @@ to go back where weights were trained that way:
 * a layer whose output grid differs is the Fourier interpolant, skips included.
 """
 
-import dataclasses
-import difflib
-import functools
 from collections.abc import Callable, Sequence
 
 import flax.linen as nn
@@ -20,31 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxops import pointwise
+from models.arguments import known_arguments_only
 from models.blocks import NORMS, SKIPS, ChannelMLP, FNOBlock, scaled_shape
 
 Scaling = float | Sequence[float] | Sequence[Sequence[float]] | None
 Padding = float | Sequence[float] | Sequence[Sequence[float]] | None
-
-
-def known_arguments_only(cls):
-    """Class decorator: an unknown argument is refused with the name it may stand for."""
-    init = cls.__init__
-
-    @functools.wraps(init)
-    def checked(self, *args, **kwargs):
-        known = [f.name for f in dataclasses.fields(cls)]
-        for name in kwargs:
-            if name not in known:
-                close = difflib.get_close_matches(name, known, n=1)
-                hint = f" Did you mean {close[0]!r}?" if close else ""
-                raise TypeError(
-                    f"{cls.__name__} has no argument {name!r}.{hint} It takes "
-                    f"{', '.join(n for n in known if n not in ('parent', 'name'))}."
-                )
-        init(self, *args, **kwargs)
-
-    cls.__init__ = checked
-    return cls
 
 
 @known_arguments_only
