@@ -1,0 +1,1 @@
+"""Files, time and people: training, prediction, data and reports over `models`."""
