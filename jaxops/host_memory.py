@@ -21,10 +21,13 @@ def keep_freed_memory() -> bool:
     """Tell glibc to keep what is freed; returns whether it did.
 
     Works for threads that start later, so it is called before a backend starts. Does
-    nothing on other systems, or where the environment has ``JAXOPS_KEEP_MEMORY=0``.
+    nothing on other systems, where the environment has ``JAXOPS_KEEP_MEMORY=0``, or
+    where it tunes malloc already.
     """
     is_glibc = platform.system() == "Linux" and platform.libc_ver()[0] == "glibc"
-    if not is_glibc or os.environ.get(SWITCH) == "0":
+    is_tuned = any(name.startswith("MALLOC_") for name in os.environ)
+    is_tuned |= "malloc" in os.environ.get("GLIBC_TUNABLES", "")
+    if not is_glibc or is_tuned or os.environ.get(SWITCH) == "0":
         return False
     mallopt = ctypes.CDLL(None).mallopt
     settings = (

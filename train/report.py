@@ -91,7 +91,11 @@ class ProgressReport:
             transient=True,
         )
         self.task = self.bar.add_task(
-            "", total=epochs * batches, completed=start, epoch="", text="compiling"
+            "",
+            total=epochs * batches,
+            completed=start,
+            epoch=f"{start // batches + 1}/{epochs}",
+            text="compiling",
         )
 
     def __enter__(self):

@@ -23,10 +23,12 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
 
-def faults(switch: str) -> tuple[str, int]:
+def faults(**environment: str) -> tuple[str, int]:
+    untuned = {k: v for k, v in os.environ.items() if "MALLOC" not in k}
+    untuned.pop("GLIBC_TUNABLES", None)
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
-        env={**os.environ, host_memory.SWITCH: switch},
+        env={**untuned, **environment},
         capture_output=True,
         text=True,
         check=True,
@@ -37,9 +39,15 @@ def faults(switch: str) -> tuple[str, int]:
 
 @pytest.mark.skipif(platform.system() != "Linux", reason="mallopt is glibc's")
 def test_kept_memory_takes_no_page_faults_again():
-    kept, few = faults("1")
-    left, many = faults("0")
+    kept, few = faults()
+    left, many = faults(**{host_memory.SWITCH: "0"})
     assert (kept, left) == ("True", "False")
     # Each of the 20 blocks faults at least once per huge page of 2 MB when it is mapped
     # anew: 640 in all, and 16384 a block with small pages.
     assert few < 100 < 640 <= many
+
+
+@pytest.mark.skipif(platform.system() != "Linux", reason="mallopt is glibc's")
+def test_a_user_who_tunes_malloc_is_left_alone():
+    assert faults(MALLOC_ARENA_MAX="2")[0] == "False"
+    assert faults(GLIBC_TUNABLES="glibc.malloc.hugetlb=0")[0] == "False"
