@@ -27,7 +27,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-EPOCHS, BATCH, HIDDEN, MODES = 20, 32, 32, 16
+EPOCHS, BATCH, HIDDEN, MODES = 20, 16, 32, 8
 
 
 def run_ours(files: dict[str, Path], seed: int, folder: Path) -> dict[str, float]:
@@ -36,7 +36,8 @@ def run_ours(files: dict[str, Path], seed: int, folder: Path) -> dict[str, float
         sys.executable, "-m", "train.fno", "--backend", "cpu",
         "--data", files["train16"], "--test", files["test16"], files["test32"],
         "--epochs", EPOCHS, "--batch-size", BATCH, "--hidden-channels", HIDDEN,
-        "--n-modes", MODES, "--loss", "h1", "--seed", seed, "--out", folder,
+        "--n-modes", MODES, "--learning-rate", 5e-3, "--loss", "h1", "--seed", seed,
+        "--out", folder,
     ]  # fmt: skip
     start = time.perf_counter()
     _run([str(word) for word in command])

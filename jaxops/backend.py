@@ -88,8 +88,8 @@ def select_backend(name: str = "auto") -> Backend:
 
     "metal" is an Apple GPU, "gpu" is CUDA or ROCm, "auto" is the best that works, or
     the CPU. `JAX_PLATFORMS`, where the user has set it, limits the choice and decides
-    between two plugins. The CPU stays reachable as `jax.devices("cpu")`. On Linux it also
-    keeps freed host memory for the next call (see `jaxops.host_memory`).
+    between two plugins. The CPU stays reachable as `jax.devices("cpu")`. On Linux,
+    freed host memory is kept for the next call (see `jaxops.host_memory`).
 
     Args:
         name: one of "auto", "cpu", "gpu", "metal".

@@ -7,7 +7,8 @@ even. Matrices are built in float64 and rounded once.
 Conventions, those of ``numpy.fft.rfftn(..., norm="forward")``: with N points on a
 periodic axis
 
-    X[k] = 1/N sum_n x[n] exp(-2 pi i k n / N),      x[n] = sum_k X[k] exp(2 pi i k n / N)
+    X[k] = 1/N sum_n x[n] exp(-2 pi i k n / N)
+    x[n] = sum_k X[k] exp(2 pi i k n / N)
 
 The last spatial axis keeps non-negative wavenumbers only. A spectrum is a real array
 ``(batch, 2, *kept, channels)``, real part first.
@@ -75,7 +76,7 @@ def forward(
 
 
 def inverse(
-    z: Float[Array, "batch 2 *kept channels"],
+    z: Float[Array, "batch parts *kept channels"],
     wavenumbers: Wavenumbers,
     sizes: Sequence[int],
 ) -> Float[Array, "batch *grid channels"]:

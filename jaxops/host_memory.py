@@ -1,10 +1,10 @@
 """Host memory that is kept from one call of a program to the next (Linux, glibc).
 
-XLA asks for a program's temporaries anew at each call. glibc takes large blocks straight
-from the kernel and gives them straight back, so each call touches fresh pages, and the
-page faults can cost as much as the arithmetic: training steps of an FNO on 2 CPU cores
-took 1.3 to 1.8 times as long. Keeping the pages costs resident size: up to the largest
-sum of temporaries stays with the process (seen: 1.1 GB instead of 0.77 GB).
+XLA asks for a program's temporaries anew at each call. glibc takes large blocks
+straight from the kernel and gives them straight back, so each call touches fresh pages,
+and the page faults can cost as much as the arithmetic: training steps of an FNO on 2
+CPU cores took 1.3 to 1.8 times as long. Keeping the pages costs resident size: up to
+the largest sum of temporaries stays with the process (seen: 1.1 GB instead of 0.77 GB).
 """
 
 import ctypes

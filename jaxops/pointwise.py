@@ -1,5 +1,6 @@
 """What acts on each grid point alone: channel mixing and activations."""
 
+import math
 from collections.abc import Callable
 
 import jax
@@ -10,7 +11,7 @@ from jaxops.matmul import matmul
 
 
 def dense(
-    x: Float[Array, "*points in_channels"],
+    x: Float[Array, "*points channels"],
     kernel: Float[Array, "in_channels out_channels"],
     bias: Float[Array, " out_channels"] | None = None,
 ) -> Float[Array, "*points out_channels"]:
@@ -21,10 +22,10 @@ def dense(
     """
     if x.shape[-1] != kernel.shape[0]:
         raise ValueError(
-            f"The last axis of x must be the kernel's {kernel.shape[0]} input channels; "
+            f"The last axis of x must be the {kernel.shape[0]} input channels; "
             f"got {x.shape=}."
         )
-    flat = x.reshape(-1, x.shape[-1])
+    flat = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     y = matmul(flat, kernel.astype(x.dtype))
     y = y.reshape(*x.shape[:-1], kernel.shape[1])
     if bias is None:

@@ -1,5 +1,6 @@
-"""Resizing grids, an axis at a time, each as one small matrix."""
+"""Resizing grids: an axis at a time, as one small matrix; or out of channels."""
 
+import math
 from collections.abc import Callable, Sequence
 
 import jax.numpy as jnp
@@ -43,6 +44,59 @@ def cubic(
     return _resize(x, sizes, lambda n, m: _kernel_matrix(n, m, align_corners, _keys, 2))
 
 
+def pixel_shuffle(
+    x: Float[Array, "batch *grid channels"], factors: Sequence[int]
+) -> Float[Array, "batch *finer fewer_channels"]:
+    """Channels become a finer grid: each point as many points as ``factors`` says.
+
+    In einops' terms, for three axes, ``b d h w (c rd rh rw) -> b (d rd) (h rh) (w rw)
+    c``, as PyTorch's pixel shuffle does for two.
+
+    Args:
+        x: channels last, any number of spatial axes.
+        factors: one an axis. Their product must divide the channels.
+    """
+    _check_factors(x, factors)
+    if x.shape[-1] % math.prod(factors):
+        raise ValueError(
+            "A pixel shuffle needs a number of channels that the product of its "
+            f"factors divides; got {x.shape[-1]} channels, factors {tuple(factors)}."
+        )
+    grid, n = x.shape[1:-1], len(factors)
+    x = x.reshape(x.shape[0], *grid, -1, *factors)
+    pairs = [axis for i in range(n) for axis in (1 + i, 2 + n + i)]
+    x = x.transpose(0, *pairs, 1 + n)
+    finer = (size * factor for size, factor in zip(grid, factors, strict=True))
+    return x.reshape(x.shape[0], *finer, -1)
+
+
+def pixel_unshuffle(
+    x: Float[Array, "batch *grid channels"], factors: Sequence[int]
+) -> Float[Array, "batch *coarser more_channels"]:
+    """The inverse of :func:`pixel_shuffle`; the factors must divide the grid."""
+    _check_factors(x, factors)
+    grid, n = x.shape[1:-1], len(factors)
+    if any(size % factor for size, factor in zip(grid, factors, strict=True)):
+        raise ValueError(
+            "A pixel unshuffle needs sizes that its factors divide; got "
+            f"{x.shape=}, factors {tuple(factors)}."
+        )
+    coarser = [size // factor for size, factor in zip(grid, factors, strict=True)]
+    pairs = (part for pair in zip(coarser, factors, strict=True) for part in pair)
+    x = x.reshape(x.shape[0], *pairs, x.shape[-1])
+    points, inner = range(1, 2 * n, 2), range(2, 2 * n + 1, 2)
+    x = x.transpose(0, *points, 2 * n + 1, *inner)
+    return x.reshape(x.shape[0], *coarser, -1)
+
+
+def _check_factors(x, factors: Sequence[int]) -> None:
+    if len(factors) != x.ndim - 2 or min(factors, default=0) < 1:
+        raise ValueError(
+            "One factor of at least 1 is needed for each spatial axis of (batch, "
+            f"*grid, channels); got factors {tuple(factors)} for {x.shape=}."
+        )
+
+
 def _resize(x, sizes: Sequence[int], matrix: Callable[[int, int], np.ndarray]):
     grid = x.shape[1:-1]
     if len(sizes) != len(grid) or min(sizes) < 1 or min(grid) < 1:
@@ -59,17 +113,21 @@ def _resize(x, sizes: Sequence[int], matrix: Callable[[int, int], np.ndarray]):
 
 def _fourier_matrix(old: int, new: int) -> np.ndarray:
     small = min(old, new)
-    k = np.arange(1, (small + 1) // 2)
-    # turns[m, n] = position of the new point minus that of the old one, in periods,
-    # as an integer over old x new: exact for any size.
-    turns = np.arange(new)[:, None] * old - np.arange(old)[None, :] * new
-    phase = turns[..., None] * k % (old * new) / (old * new)
-    matrix = 1 + 2 * np.cos(2 * np.pi * phase).sum(axis=-1)
-    if small % 2 == 0:
-        phase = turns * (small // 2) % (old * new) / (old * new)
-        # An old grid of that size holds this wavenumber once; a finer one holds it
+    wavenumbers = np.arange(small // 2 + 1)
+    weight = np.full(len(wavenumbers), 2.0)
+    weight[0] = 1
+    if small % 2 == 0 and small == old:
+        # An old grid of that size holds its last wavenumber once; a finer one holds it
         # at both signs, which fall together on the new grid.
-        matrix += (1 if small == old else 2) * np.cos(2 * np.pi * phase)
+        weight[-1] = 1
+
+    def angles(size):  # k n reduced as an integer: exact for any size
+        return 2 * np.pi * (np.outer(np.arange(size), wavenumbers) % size) / size
+
+    there, here = angles(new), angles(old)
+    # cos(a - b) as two products: the sum over wavenumbers without a third axis.
+    matrix = (np.cos(there) * weight) @ np.cos(here).T
+    matrix += (np.sin(there) * weight) @ np.sin(here).T
     return matrix / old
 
 

@@ -5,20 +5,20 @@ Li et al., "Fourier Neural Operator for Parametric Partial Differential Equation
 channels, transform back.
 """
 
+import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Shaped
 
 from jaxops import dft, resize
 from jaxops.matmul import matmul
 
-Compat = Literal["neuralop-2.0"] | None
+Compat = str | None  # "neuralop-2.0"
 
 
 @dataclass(frozen=True)
@@ -37,17 +37,20 @@ class AxisModes:
 
 
 def spectral_conv(
-    x: Float[Array, "batch *grid in_channels"],
-    weight: Float[Array, "2 *modes in_channels out_channels"],
+    x: Shaped[Array, "batch *grid channels"],
+    weight: Shaped[Array, "parts *modes in_channels out_channels"],
     n_modes: Sequence[int],
     output_shape: Sequence[int] | None = None,
     compat: Compat = None,
-    precision: Literal["full", "half", "mixed"] = "full",
+    precision: str = "full",
 ) -> Float[Array, "batch *output_grid out_channels"]:
     """Multiply the Fourier coefficients of ``x`` by ``weight``.
 
+    y = F^-1 (W(k) F x (k)), with one matrix of channels W(k) for each kept wavenumber.
+
     Args:
-        x: real field, channels last, any number of spatial axes.
+        x: real field, channels last, any number of spatial axes; whole numbers are
+            taken for numbers of the weight's dtype.
         weight: real part first. Row i of an axis but the last holds wavenumber
             i - rows//2; the last axis holds 0, 1, ...
         n_modes: modes to keep an axis, negative ones counted in; the last axis keeps
@@ -64,7 +67,17 @@ def spectral_conv(
 
     Returns:
         The real field; for a spectrum that is not Hermitian, the one that irfftn gives.
+
+    Raises:
+        ValueError: for shapes that do not fit each other, or an unknown option.
+        TypeError: for complex arrays.
+
+    Example:
+        ``n_modes=(8, 8)`` on (batch, x, y, in) takes a weight (2, 8, 5, in, out).
     """
+    _check_kinds(x, weight, compat, precision)
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        x = x.astype(weight.dtype)
     grid = x.shape[1:-1]
     output_shape = grid if output_shape is None else tuple(output_shape)
     _check(x, weight, n_modes, output_shape)
@@ -98,11 +111,11 @@ def multiply(
     the weight is read once, as it lies, and no copy of the weight is made.
     """
     batch, kept, channels = z.shape[0], z.shape[2:-1], z.shape[-1]
-    count = int(np.prod(kept))
-    real, imaginary = weight.reshape(2, count, *weight.shape[-2:]).astype(z.dtype)
+    count, features = math.prod(kept), weight.shape[-1]
+    real, imaginary = weight.reshape(2, count, channels, features).astype(z.dtype)
     rows = z.reshape(batch * 2, count, channels).transpose(1, 0, 2)
-    by_real = matmul(rows, real).reshape(count, batch, 2, -1)
-    by_imaginary = matmul(rows, imaginary).reshape(count, batch, 2, -1)
+    by_real = matmul(rows, real).reshape(count, batch, 2, features)
+    by_imaginary = matmul(rows, imaginary).reshape(count, batch, 2, features)
     product = jnp.stack(
         [
             by_real[:, :, 0] - by_imaginary[:, :, 1],
@@ -110,7 +123,7 @@ def multiply(
         ],
         axis=2,
     )
-    return product.transpose(1, 2, 0, 3).reshape(batch, 2, *kept, -1)
+    return product.transpose(1, 2, 0, 3).reshape(batch, 2, *kept, features)
 
 
 def axis_modes(
@@ -208,6 +221,21 @@ def resample(
     return dft.inverse(spectrum, [*placed, last], output_shape)
 
 
+def _check_kinds(x, weight, compat, precision) -> None:
+    for name, array in (("x", x), ("weight", weight)):
+        if jnp.issubdtype(array.dtype, jnp.complexfloating):
+            raise TypeError(
+                f"{name} is {array.dtype}: pass real numbers, a spectral weight as "
+                "(2, *modes, in_channels, out_channels) with the real part first."
+            )
+    if not jnp.issubdtype(weight.dtype, jnp.floating):
+        raise TypeError(f"The weight is {weight.dtype}; it must be floats.")
+    if compat not in (None, "neuralop-2.0"):
+        raise ValueError(f"compat is None or 'neuralop-2.0'; got {compat!r}.")
+    if precision not in ("full", "half", "mixed"):
+        raise ValueError(f"precision is 'full', 'half' or 'mixed'; got {precision!r}.")
+
+
 def _check(x, weight, n_modes: Sequence[int], output_shape: Sequence[int]) -> None:
     axes = x.ndim - 2
     if axes < 1 or len(n_modes) != axes or len(output_shape) != axes:
@@ -218,8 +246,8 @@ def _check(x, weight, n_modes: Sequence[int], output_shape: Sequence[int]) -> No
         )
     if weight.ndim != axes + 3 or weight.shape[0] != 2:
         raise ValueError(
-            "The weight is (2, *modes, in_channels, out_channels), real part first; got "
-            f"{weight.shape=} for {axes} spatial axes."
+            "The weight is (2, *modes, in_channels, out_channels), real part first; "
+            f"got {weight.shape=} for {axes} spatial axes."
         )
     if weight.shape[-2] != x.shape[-1]:
         raise ValueError(

@@ -14,7 +14,7 @@ def known_arguments_only(cls):
         known = [f.name for f in dataclasses.fields(cls)]
         for name in kwargs:
             if name not in known:
-                close = difflib.get_close_matches(name, known, n=1)
+                close = difflib.get_close_matches(name, known, n=1, cutoff=0.8)
                 hint = f" Did you mean {close[0]!r}?" if close else ""
                 raise TypeError(
                     f"{cls.__name__} has no argument {name!r}.{hint} It takes "

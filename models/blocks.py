@@ -161,9 +161,14 @@ class Norm(nn.Module):
         return mean, variance
 
 
+def at_least_float32(x):
+    """For sums over many points: half precision would lose them."""
+    return x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
+
+
 def _moments(x, axes: tuple[int, ...]):
     """Mean and biased variance in float32, with the axes kept."""
-    x = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    x = at_least_float32(x)
     mean = x.mean(axes, keepdims=True)
     deviation = x - jnp.broadcast_to(mean, x.shape)
     return mean, (deviation * deviation).mean(axes, keepdims=True)
@@ -262,4 +267,10 @@ def scaled_shape(
         return tuple(output_shape)
     if scaling is None:
         return tuple(grid)
-    return tuple(round(n * s) for n, s in zip(grid, scaling, strict=True))
+    shape = tuple(round(n * s) for n, s in zip(grid, scaling, strict=True))
+    if min(shape) < 1:
+        raise ValueError(
+            f"resolution_scaling_factor {tuple(scaling)} leaves no point of a grid of "
+            f"{tuple(grid)}."
+        )
+    return shape

@@ -10,6 +10,7 @@ to go back where weights were trained that way:
 * a layer whose output grid differs is the Fourier interpolant, skips included.
 """
 
+import math
 from collections.abc import Callable, Sequence
 
 import flax.linen as nn
@@ -28,32 +29,35 @@ Padding = float | Sequence[float] | Sequence[Sequence[float]] | None
 class FNO(nn.Module):
     """Fourier neural operator: (batch, *grid, in_channels) to (.., out_channels).
 
-    Call: ``model.apply(variables, x, output_shape=None, train=False)``.
+    ``variables = model.init(jax.random.key(0), x)`` makes weights, and
+    ``y = model.apply(variables, x, output_shape=None, train=False)`` calls the model.
     ``output_shape`` is the grid of the output, or a list with one grid (or None) a
     layer. ``train`` switches dropout (rng ``dropout``) and the running statistics of
     batch norm (mutable collection ``batch_stats``) on.
 
     Attributes:
-        n_modes: modes kept an axis, negative ones counted in: 16 keeps -8..7, on the
-            last axis 0..8. One entry a spatial axis. More than the grid has: clamped,
-            with a warning.
+        n_modes: modes kept along each spatial axis, negative ones counted in: 16 keeps
+            -8..7, on the last axis 0..8. More than the grid has: clamped, with a
+            warning.
         in_channels, out_channels, hidden_channels: of the data and of the layers.
         n_layers: Fourier layers.
         lifting_channel_ratio, projection_channel_ratio: hidden channels of the two
             outer MLPs, relative to ``hidden_channels``; lifting 0 is one linear layer.
-        positional_embedding: ``"grid"`` appends the coordinates of each axis, from 0 on,
-            without the end point 1; None appends nothing.
+        positional_embedding: ``"grid"`` appends the coordinates of each axis, from
+            0 on, without the end point 1, as channels; None does not.
         non_linearity: ``"gelu"`` (exact) or another name of
             ``jaxops.pointwise.ACTIVATIONS``, or a function.
         norm: None, ``"instance_norm"``, ``"group_norm"`` (one group), ``"batch_norm"``.
-        use_channel_mlp, channel_mlp_dropout, channel_mlp_expansion: of each layer's MLP.
-        channel_mlp_skip, fno_skip: ``"linear"``, ``"soft-gating"``, ``"identity"``, None.
-        resolution_scaling_factor: of each layer's grid: a number, one a layer, or a list
-            a layer with one an axis.
-        domain_padding: zeros around the lifted field, as a fraction of the grid: a number
-            (both ends of all axes), one an axis, or a pair (before, after) an axis.
-        fno_block_precision: ``"full"``; ``"half"`` transforms and multiplies in float16;
-            ``"mixed"`` only multiplies. Weights stay float32.
+        use_channel_mlp, channel_mlp_dropout, channel_mlp_expansion: the layers' MLPs.
+        channel_mlp_skip, fno_skip: ``"linear"``, ``"soft-gating"``, ``"identity"`` or
+            None.
+        resolution_scaling_factor: of each layer's grid: a number, one per layer, or per
+            layer a list with one per axis.
+        domain_padding: zeros around the lifted field, as a fraction of the grid: a
+            number (both ends of all axes), one per axis, or a pair (before, after) per
+            axis.
+        fno_block_precision: ``"full"``; ``"half"`` transforms and multiplies in
+            float16; ``"mixed"`` only multiplies. Weights stay float32.
         stabilizer: ``"tanh"`` before each spectral convolution, or None.
         max_n_modes: rows of the spectral weights where they are to hold more modes than
             ``n_modes`` uses now; the last entry is not halved.
@@ -105,6 +109,13 @@ class FNO(nn.Module):
                 f"The input is (batch, {axes}, channels) with {self.in_channels} "
                 f"channels, channels last; got {x.shape=}."
             )
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            if jnp.issubdtype(x.dtype, jnp.complexfloating):
+                raise TypeError(
+                    f"{type(self).__name__} takes real fields; got {x.dtype}. Pass "
+                    "real and imaginary part as two channels."
+                )
+            x = x.astype(jnp.result_type(float))  # masks and counts
         shapes = _shape_a_layer(output_shape, self.n_layers, n_dim)
         scalings = _scaling_a_layer(
             self.resolution_scaling_factor, self.n_layers, n_dim
@@ -193,7 +204,7 @@ def append_grid(x):
 def _padding_points(padding: Padding, grid) -> list[tuple[int, int]]:
     if padding is None:
         return [(0, 0)] * len(grid)
-    if isinstance(padding, (int, float)):
+    if not isinstance(padding, Sequence):
         padding = [padding] * len(grid)
     pairs = [p if isinstance(p, Sequence) else (p, p) for p in padding]
     return [
@@ -213,44 +224,73 @@ def _scaled_padding(padding, grid, inner) -> list[tuple[int, int]]:
 def _scaling_a_layer(scaling: Scaling, n_layers: int, n_dim: int) -> list:
     if scaling is None:
         return [None] * n_layers
-    if isinstance(scaling, (int, float)):
+    if not isinstance(scaling, Sequence):
         return [(scaling,) * n_dim] * n_layers
-    return [
-        (s,) * n_dim if isinstance(s, (int, float)) else tuple(s) for s in scaling
-    ]
+    return [tuple(s) if isinstance(s, Sequence) else (s,) * n_dim for s in scaling]
 
 
 def _shape_a_layer(output_shape, n_layers: int, n_dim: int) -> list:
     if output_shape is None:
         return [None] * n_layers
-    output_shape = list(output_shape)
-    if all(isinstance(n, (int, np.integer)) for n in output_shape):
-        output_shape = [None] * (n_layers - 1) + [output_shape]
-    shapes = [None if s is None else tuple(s) for s in output_shape]
-    if len(shapes) != n_layers or any(s and len(s) != n_dim for s in shapes):
-        raise ValueError(
-            f"output_shape is a grid of {n_dim} sizes, or a list of {n_layers} grids or "
-            f"Nones, one a layer; got {output_shape}."
+
+    def is_grid(value):
+        return (
+            isinstance(value, Sequence)
+            and len(value) == n_dim
+            and all(isinstance(n, (int, np.integer)) and n >= 1 for n in value)
         )
-    return shapes
+
+    if is_grid(output_shape):
+        return [None] * (n_layers - 1) + [tuple(output_shape)]
+    if (
+        not isinstance(output_shape, Sequence)
+        or len(output_shape) != n_layers
+        or not all(shape is None or is_grid(shape) for shape in output_shape)
+    ):
+        raise ValueError(
+            f"output_shape is a grid of {n_dim} sizes, or a list of {n_layers} grids "
+            f"or Nones, one for each layer; got {output_shape}."
+        )
+    return [None if shape is None else tuple(shape) for shape in output_shape]
+
+
+def _is_count(value) -> bool:
+    is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    return is_whole and value >= 1
+
+
+def _is_number(value) -> bool:
+    is_real = isinstance(value, (int, float, np.integer, np.floating))
+    return is_real and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _check_arguments(model: FNO) -> None:
     name = type(model).__name__
-    n_dim = len(model.n_modes)
 
     def refuse(rule: str, argument: str) -> None:
         value = getattr(model, argument)
         raise ValueError(f"{name}: {rule}; got {argument}={value!r}.")
 
+    if not hasattr(model.n_modes, "__len__") or isinstance(model.n_modes, str):
+        refuse("n_modes has one whole number for each axis", "n_modes")
+    n_dim = len(model.n_modes)
+
     wanted = _DIMENSIONS.get(name, n_dim)
     if n_dim != wanted or n_dim < 1:
         refuse(f"n_modes has one entry for each of {wanted} axes", "n_modes")
-    if any(not isinstance(n, (int, np.integer)) or n < 1 for n in model.n_modes):
+    if not all(_is_count(n) for n in model.n_modes):
         refuse("n_modes are whole numbers of at least 1", "n_modes")
     for argument in ("in_channels", "out_channels", "hidden_channels", "n_layers"):
-        if getattr(model, argument) < 1:
-            refuse(f"{argument} is at least 1", argument)
+        if not _is_count(getattr(model, argument)):
+            refuse(f"{argument} is a whole number of at least 1", argument)
+    for argument in (
+        "lifting_channel_ratio",
+        "projection_channel_ratio",
+        "channel_mlp_dropout",
+        "channel_mlp_expansion",
+    ):
+        if not _is_number(getattr(model, argument)):
+            refuse(f"{argument} is a number", argument)
     choices = {
         "positional_embedding": ("grid", None),
         "norm": NORMS,
@@ -265,9 +305,7 @@ def _check_arguments(model: FNO) -> None:
             refuse(f"{argument} is one of {', '.join(map(repr, allowed))}", argument)
     pointwise.activation(model.non_linearity)
     if not 0 <= model.channel_mlp_dropout < 1:
-        refuse(
-            "channel_mlp_dropout is a probability below 1", "channel_mlp_dropout"
-        )
+        refuse("channel_mlp_dropout is a probability below 1", "channel_mlp_dropout")
     if model.lifting_channel_ratio < 0:
         refuse("lifting_channel_ratio is not negative", "lifting_channel_ratio")
     if int(model.projection_channel_ratio * model.hidden_channels) < 1:
@@ -275,9 +313,10 @@ def _check_arguments(model: FNO) -> None:
             "the projection needs at least one hidden channel",
             "projection_channel_ratio",
         )
-    if model.use_channel_mlp and round(
-        model.hidden_channels * model.channel_mlp_expansion
-    ) < 1:
+    if (
+        model.use_channel_mlp
+        and round(model.hidden_channels * model.channel_mlp_expansion) < 1
+    ):
         refuse(
             "the channel MLP needs at least one hidden channel",
             "channel_mlp_expansion",
@@ -297,26 +336,28 @@ def _check_padding(model: FNO, n_dim: int, refuse: Callable) -> None:
     if padding is None:
         return
     rule = (
-        "domain_padding is a fraction, one an axis, or a pair (before, after) an axis, "
-        "none negative"
+        "domain_padding is a fraction, one per axis, or a pair (before, after) per "
+        "axis, none negative"
     )
-    axes = [padding] * n_dim if isinstance(padding, (int, float)) else list(padding)
+    axes = padding if isinstance(padding, Sequence) else [padding] * n_dim
     pairs = [p if isinstance(p, Sequence) else (p, p) for p in axes]
-    if len(pairs) != n_dim or any(len(p) != 2 or min(p) < 0 for p in pairs):
+    if len(pairs) != n_dim or any(
+        len(p) != 2 or not all(_is_number(v) and v >= 0 for v in p) for p in pairs
+    ):
         refuse(rule, "domain_padding")
 
 
 def _check_scaling(model: FNO, n_dim: int, refuse: Callable) -> None:
     scaling = model.resolution_scaling_factor
-    if scaling is None or isinstance(scaling, (int, float)):
+    if not isinstance(scaling, Sequence):
         layers = [] if scaling is None else [(scaling,)]
     else:
         layers = [s if isinstance(s, Sequence) else (s,) * n_dim for s in scaling]
         if len(layers) != model.n_layers or any(len(s) != n_dim for s in layers):
             layers = [(0,)]
-    if any(s <= 0 for layer in layers for s in layer):
+    if not all(_is_number(s) and s > 0 for layer in layers for s in layer):
         refuse(
-            "resolution_scaling_factor is a positive number, one a layer, or a list a "
-            "layer with one an axis",
+            "resolution_scaling_factor is a positive number, one per layer, or per "
+            "layer a list with one per axis",
             "resolution_scaling_factor",
         )

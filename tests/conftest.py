@@ -3,11 +3,13 @@
 import pytest
 from jaxtyping import install_import_hook
 
-# Before the first import of jaxops: its annotations are checked at each call.
-with install_import_hook("jaxops", "beartype.beartype"):
-    import jaxops
+# Before the first import of jaxops, and for good, since its modules are imported one by
+# one: their annotations are checked at each call.
+install_import_hook("jaxops", "beartype.beartype")
 
-import jax
+import jax  # noqa: E402
+
+import jaxops  # noqa: E402
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")

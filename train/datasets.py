@@ -27,11 +27,13 @@ def load_sets(settings: Settings, console: Console) -> tuple[Pairs, list[Pairs]]
         train, tests = sets["train"], list(sets["test"].values())
     else:
         train, tests = _read(settings)
-    check_sets(train, tests, settings.batch_size)
+    check_sets(train, tests, settings.batch_size, settings.h1_periodic)
     return train, sorted(tests, key=lambda pairs: pairs.grid != train.grid)
 
 
-def check_sets(train: Pairs, tests: Sequence[Pairs], batch_size: int) -> None:
+def check_sets(
+    train: Pairs, tests: Sequence[Pairs], batch_size: int, periodic: bool = True
+) -> None:
     """Refuse sets that a run cannot go through with, before it starts.
 
     Raises:
@@ -42,6 +44,13 @@ def check_sets(train: Pairs, tests: Sequence[Pairs], batch_size: int) -> None:
             f"The training set must fill a batch; got {len(train)} samples for a batch "
             f"of {batch_size} ({train.source}). Choose a smaller --batch-size."
         )
+    if not periodic:
+        for pairs in (train, *tests):
+            if min(pairs.grid) < 4:
+                raise ValueError(
+                    "--no-h1-periodic needs 4 points along each axis; got a grid of "
+                    f"{grid_text(pairs.grid)} ({pairs.source})."
+                )
     num_axes = len(train.grid)
     if num_axes > 3:
         raise ValueError(
@@ -115,6 +124,11 @@ def _read(settings):
         layout["grid_ndim"] = len(train.grid)
         return train, [read_pairs(path, **names, **layout) for path in settings.test]
     kept = len(train) - max(1, round(settings.holdout * len(train)))
+    if kept < 1:
+        raise ValueError(
+            f"--holdout {settings.holdout} of {len(train)} samples leaves none to "
+            "train on. Give a test file with --test, or hold out fewer."
+        )
     parts = [
         Pairs(train.inputs[rows], train.targets[rows], f"{train.source}, {name}")
         for rows, name in (

@@ -16,14 +16,15 @@ status is 0 for a finished run, 1 for a loss that is not finite, 2 for a mistake
 options or the data, 130 for Ctrl-C.
 """
 
+import contextlib
 import dataclasses
+import shlex
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import jax
-import numpy as np
 from rich.console import Console
 
 from jaxops.backend import BackendError, select_backend
@@ -52,25 +53,27 @@ from train.settings import Settings
 def main(arguments: Sequence[str] | None = None) -> int:
     """Train as the command line says; returns the exit status."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
     start = time.monotonic()
     folder = None
-    try:
-        options = settings.parse(arguments)
-        folder = choose_folder(options)
-        options = _settle(options, arguments, folder)
-        if options.resume and files.is_finished(folder):
-            console.print(f"The run in {folder} is finished already.")
-            return 0
-        run, state, best, log = prepare(options, folder, console)
-    except (ValueError, OSError, BackendError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        status = 2
-    except KeyboardInterrupt:
-        print("\nStopped before training began.", file=sys.stderr)
-        status = 130
-    else:
-        return _train(run, state, best, log, console, start)
+    with contextlib.ExitStack() as until_the_end:
+        try:
+            options = settings.parse(arguments)
+            folder = choose_folder(options)
+            until_the_end.enter_context(files.reserved(folder))
+            options = _settle(options, arguments, folder)
+            if options.resume and files.is_finished(folder):
+                console.print(f"The run in {folder} is finished already.")
+                return 0
+            run, state, best, log = prepare(options, folder, console)
+        except (ValueError, OSError, BackendError) as error:
+            print(f"error: {error}", file=sys.stderr)
+            status = 2
+        except KeyboardInterrupt:
+            print("\nStopped before training began.", file=sys.stderr)
+            status = 130
+        else:
+            return _train(run, state, best, log, console, start)
     if folder is not None:
         files.remove_empty(folder)
     return status
@@ -90,10 +93,20 @@ def choose_folder(options: Settings) -> Path:
     if folder is None and options.overwrite:
         raise ValueError("--overwrite needs to be told which run: add --out FOLDER.")
     if folder is None and options.resume:
-        folder = files.newest(name)
+        folder = files.newest()
+        if folder is None:
+            raise ValueError(
+                f"--resume goes on with the newest run in {files.RUNS}; there is none. "
+                "Leave it out to start one, or say which with --out."
+            )
     if folder is None:
         files.check_writable(files.RUNS)
         return files.make_fresh(name)
+    if options.resume and files.is_run(folder) and not files.has_settings(folder):
+        raise ValueError(
+            f"To go on, {folder / settings.CONFIG} is needed; it is missing. Put it "
+            "back, or start anew with --overwrite."
+        )
     if files.is_run(folder) and not (options.resume or options.overwrite):
         state = "a finished run" if files.is_finished(folder) else "a run"
         raise ValueError(
@@ -204,7 +217,7 @@ def _settle(options, arguments, folder):
 
 def _train(run, state, best, log, console, start):
     """From the first step to the last file; returns the exit status."""
-    resume = f"python -m train.fno --resume --out {run.folder}"
+    resume = f"python -m train.fno --resume --out {quoted(run.folder)}"
     last = run.folder / LAST
     try:
         with StopRequest() as should_stop:
@@ -218,6 +231,9 @@ def _train(run, state, best, log, console, start):
         print(f"error: {error}", file=sys.stderr)
         if last.exists():
             print(f"The last good state is kept in {last}.", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"error: {error}\nMake room, then go on:\n  {resume}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         console.print(f"Stopped after the last epoch. To go on:\n  {resume}")
@@ -233,20 +249,23 @@ def _train(run, state, best, log, console, start):
     ):
         console.print(f"  {run.folder / name}  {content}")
     console.print("next:")
-    console.print(f"  python -m train.predict {run.folder / files.MODEL} {data}")
+    model = quoted(run.folder / files.MODEL)
+    console.print(f"  python -m train.predict {model} {quoted(data)}")
     return 0
 
 
+def quoted(path: Path) -> str:
+    """A path as a shell takes it."""
+    return shlex.quote(str(path))
+
+
 def _check_data(run, extra, path):
-    """Refuse to go on with other data: its moments, which are exact, tell."""
-    for name, normaliser in run.normalisers.items():
-        for moment, here in normaliser.to_dict().items():
-            if not np.array_equal(here, extra[name][moment]):
-                raise ValueError(
-                    f"The training data must be what it was when {path} was written; "
-                    f"the {moment} of the {name.removesuffix('_normaliser')}s was "
-                    f"{extra[name][moment]} and is {here}. Start anew with --overwrite."
-                )
+    """Refuse to go on with other data."""
+    if extra["data_digest"] != run.data_digest:
+        raise ValueError(
+            f"The training and test data must be what they were when {path} was "
+            "written; they differ. Put them back, or start anew with --overwrite."
+        )
 
 
 if __name__ == "__main__":

@@ -2,7 +2,13 @@
 
 import contextlib
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # Windows, where two runs in one folder are not told apart
+    fcntl = None
 
 from train.checkpoint import BEST, LAST
 from train.settings import CONFIG
@@ -11,6 +17,7 @@ METRICS = "metrics.jsonl"
 MODEL = "model.safetensors"
 PICTURE = "prediction.png"
 SAMPLES = "samples.npz"
+LOCK = ".lock"
 RUNS = Path("runs")
 
 
@@ -24,9 +31,15 @@ def is_finished(folder: Path) -> bool:
     return (folder / MODEL).exists() and (folder / PICTURE).exists()
 
 
-def newest(name: str) -> Path | None:
-    """The newest of the folders runs/NAME, runs/NAME-2, ..., or None."""
-    return max(_numbered(name), default=(0, None))[1]
+def has_settings(folder: Path) -> bool:
+    """Whether the settings of a run are there."""
+    return (folder / CONFIG).exists()
+
+
+def newest() -> Path | None:
+    """The run in runs/ that was written to last, or None."""
+    runs = [folder for folder in RUNS.glob("*") if has_settings(folder)]
+    return max(runs, key=lambda folder: folder.stat().st_mtime, default=None)
 
 
 def make_fresh(name: str) -> Path:
@@ -58,6 +71,30 @@ def check_writable(folder: Path) -> None:
             f"The run's folder must be one that can be written; got {folder}: "
             f"{error.strerror or error}. Choose another with --out."
         ) from error
+
+
+@contextlib.contextmanager
+def reserved(folder: Path) -> Iterator[None]:
+    """Keep a run's folder to this process while the block lasts.
+
+    The system gives the lock back when a process ends, however it ends.
+
+    Raises:
+        ValueError: if another process trains there.
+    """
+    with open(folder / LOCK, "ab") as file:
+        if fcntl is not None:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise ValueError(
+                    f"A folder takes one run at a time; another process trains in "
+                    f"{folder}. Wait for it, or choose another folder with --out."
+                ) from error
+        try:
+            yield
+        finally:
+            (folder / LOCK).unlink(missing_ok=True)
 
 
 def remove_run(folder: Path) -> None:

@@ -60,7 +60,9 @@ def draw(path: Path, rows: Sequence[Row], title: str = "") -> None:
     for row, line in zip(rows, axes, strict=True):
         (_draw_lines if is_line else _draw_images)(figure, line, row)
     if title:
-        figure.suptitle(title, fontsize=12, color=INK)
+        # A file's name: no formula, and perhaps not text at all.
+        shown = title.encode("utf-8", "replace").decode()
+        figure.suptitle(shown, fontsize=12, color=INK, parse_math=False)
     with replace_file(path) as temporary:
         figure.savefig(temporary, format="png", bbox_inches="tight")
 

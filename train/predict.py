@@ -6,7 +6,7 @@ The outputs go to an .npz file, whole or not at all:
     relative_l2   (samples,) float64, where DATA has targets; likewise relative_h1
 
 The grid may differ from the one of training. Exit status: 0, or 2 for a mistake in the
-options or the files.
+options or the files, or 130 for Ctrl-C.
 """
 
 import sys
@@ -43,7 +43,7 @@ class PredictSettings:
     """
 
     model: tyro.conf.Positional[Path]
-    """A model.safetensors, a checkpoint, or the folder of a run."""
+    """A model.safetensors, a checkpoint, or the folder of a finished run."""
 
     data: tyro.conf.Positional[Path]
     """File of inputs, with or without targets: .pt, .npz, .mat or HDF5."""
@@ -61,7 +61,8 @@ class PredictSettings:
     """Samples at once."""
 
     h1_periodic: bool = True
-    """Whether slopes in the H1 error are taken around the ends of each axis."""
+    """Slopes in the H1 error are taken around the ends of each axis; with the flag they
+    are one-sided there."""
 
     input_key: str | None = None
     """Name of the inputs in the file; found by itself where the names are usual."""
@@ -84,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         args=sys.argv[1:] if arguments is None else list(arguments),
         config=(tyro.conf.FlagCreatePairsOff,),
     )
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
     try:
         predict(options, console)
     except (ValueError, OSError, BackendError) as error:
@@ -107,9 +108,9 @@ def predict(options: PredictSettings, console: Console) -> None:
     out = options.out or Path(f"{options.data.stem}-prediction.npz")
     _check_outputs(options, out)
     console.print(f"backend  {select_backend(options.backend)}")
-    path = options.model
-    model, variables, extra = load(path / files.MODEL if path.is_dir() else path)
+    model, variables, extra = load(_model_file(options.model))
     inputs, targets = _read(options, model, extra)
+    _check_channels(options, model, inputs, targets)
     size = f"{len(inputs)} samples of {grid_text(inputs.shape[1:-1])}"
     console.print(f"data     {options.data}: {size}, targets: {_yes(targets)}")
 
@@ -136,6 +137,12 @@ def predict(options: PredictSettings, console: Console) -> None:
     arrays = {
         "prediction": np.concatenate([result["prediction"] for result in results])
     }
+    wrong = int(np.count_nonzero(~np.isfinite(arrays["prediction"])))
+    if wrong:
+        raise ValueError(
+            f"{wrong} of {arrays['prediction'].size} predicted values are not finite. "
+            "Look for extreme values in the data, or NaN in the model's weights."
+        )
     if targets is not None:
         errors = metrics.sample_errors([result["norms"][0] for result in results])
         arrays |= {"relative_l2": errors.l2, "relative_h1": errors.h1}
@@ -151,7 +158,9 @@ def predict(options: PredictSettings, console: Console) -> None:
 
 def _check_outputs(options, out):
     """Refuse outputs that cannot be written, or that would replace what is read."""
-    read = [path.resolve() for path in (options.model, options.data)]
+    read = [path.resolve() for path in (_model_file(options.model), options.data)]
+    if options.picture is not None and options.picture.resolve() == out.resolve():
+        raise ValueError(f"--out and --picture must be two files; both are {out}.")
     for path in (out, options.picture):
         if path is None:
             continue
@@ -160,6 +169,31 @@ def _check_outputs(options, out):
         files.check_writable(path.parent)
         if path.is_dir():
             raise ValueError(f"An output must be a file; {path} is a folder.")
+    if options.picture is not None and options.picture.suffix.lower() != ".png":
+        raise ValueError(f"--picture must end in .png; got {options.picture}.")
+
+
+def _model_file(path):
+    """The model's file, of a folder the one that a finished run has in it."""
+    if path.is_dir():
+        path = path / files.MODEL
+    if not path.exists():
+        raise ValueError(
+            f"{path} does not exist. Give a model.safetensors, or the folder of a "
+            "finished run, such as runs/darcy."
+        )
+    return path
+
+
+def _check_channels(options, model, inputs, targets):
+    for name, array in (("in", inputs), ("out", targets)):
+        wanted = getattr(model, f"{name}_channels", None)
+        if array is not None and wanted not in (None, array.shape[-1]):
+            raise ValueError(
+                f"{options.data} has {array.shape[-1]} {name}put channels; the model "
+                f"has {wanted}. If they were read wrongly, say where the channels are: "
+                "--channel-axis."
+            )
 
 
 def _read(options, model, extra):
@@ -180,7 +214,11 @@ def _read(options, model, extra):
 
 def _normaliser(extra, name):
     """A normaliser saved with the model; None for a model that has none."""
-    return UnitGaussian.from_dict(extra[name]) if name in extra else None
+    if name not in extra:
+        return None
+    if not isinstance(extra[name], dict):
+        raise ValueError(f"The model's {name} must be a mean and a std; it is not.")
+    return UnitGaussian.from_dict(extra[name])
 
 
 def _rows(inputs, targets, arrays):

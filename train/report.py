@@ -1,4 +1,4 @@
-"""What people see of a run: progress in the terminal, metrics.jsonl, one picture."""
+"""What people see of a run while it goes: progress in the terminal, metrics.jsonl."""
 
 import json
 import os

@@ -1,9 +1,11 @@
 """A training run: from a prepared state to the last file, whatever the model."""
 
+import hashlib
 import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -57,9 +59,20 @@ class Run:
         """Batches an epoch."""
         return len(self.train) // self.settings.batch_size
 
+    @cached_property
+    def data_digest(self) -> str:
+        """SHA-256 of all that is trained and tested on."""
+        digest = hashlib.sha256()
+        for pairs in (self.train, *self.tests):
+            for array in (pairs.inputs, pairs.targets):
+                digest.update(f"{array.shape} {array.dtype}".encode())
+                digest.update(np.ascontiguousarray(array).data)
+        return digest.hexdigest()
+
     def extra(self) -> dict[str, Any]:
         """What is saved beside the weights."""
         values = {name: value.to_dict() for name, value in self.normalisers.items()}
+        values["data_digest"] = self.data_digest
         return {**values, "settings": json.loads(settings.to_json(self.settings))}
 
 

@@ -45,7 +45,7 @@ class ModelSettings:
     """Normalisation in each layer."""
 
     use_channel_mlp: bool = True
-    """Whether each layer has an MLP over the channels."""
+    """Each layer has an MLP over the channels; the flag leaves it out."""
 
     channel_mlp_dropout: float = 0.0
     """Dropout in that MLP, a probability."""
@@ -151,7 +151,8 @@ class Settings:
     """Relative L2 error, or relative H1 error (field and slopes)."""
 
     h1_periodic: bool = True
-    """Whether slopes, in loss and tests, are taken around the ends of each axis."""
+    """Slopes, in loss and tests, are taken around the ends of each axis; with the flag
+    they are one-sided there."""
 
     learning_rate: float = 3e-3
     """Highest learning rate of AdamW; it rises linearly, then falls as a cosine."""
@@ -268,7 +269,7 @@ def read_settings(path: Path) -> Settings:
         for name in ("data", "out"):
             values[name] = None if values[name] is None else Path(values[name])
         return Settings(**values)
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise ValueError(
             f"{path} must hold the settings of a run of this version; it does not "
             f"({error}). Start anew with --overwrite, or elsewhere with --out."

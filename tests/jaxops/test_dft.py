@@ -74,9 +74,10 @@ def test_round_trip_with_all_wavenumbers_is_the_identity(grid):
 def test_gradients_are_the_adjoints():
     """<F x, z> = <x, F* z>: autodiff against numpy's matrices of both transforms."""
     grid, kept = (5, 6), dft.kept_wavenumbers((3, 4), (5, 6))
-    x, z = field(grid, channels=1), np.random.default_rng(2).standard_normal(
-        (2, 2, 3, 3, 1)
-    ).astype(np.float32)
+    x, z = (
+        field(grid, channels=1),
+        np.random.default_rng(2).standard_normal((2, 2, 3, 3, 1)).astype(np.float32),
+    )
     value, pull = jax.vjp(lambda v: dft.forward(v, kept), jnp.asarray(x))
     (pulled,) = pull(jnp.asarray(z))
     np.testing.assert_allclose(

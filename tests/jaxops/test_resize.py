@@ -73,6 +73,15 @@ def test_linear_and_cubic_are_pytorchs(grid, sizes, align_corners):
         np.testing.assert_allclose(y, expected, atol=5e-6)
 
 
+def test_a_large_fourier_matrix_is_made_in_little_memory():
+    """Published 1D data have 8192 points; the sum over wavenumbers is a product."""
+    x = np.cos(2 * np.pi * 5 * np.arange(3000) / 3000)
+    y = resize.fourier(jnp.asarray(x[None, :, None], jnp.float32), (4001,))
+    expected = np.cos(2 * np.pi * 5 * np.arange(4001) / 4001)
+    # A sum of 3000 products in float32.
+    np.testing.assert_allclose(y[0, :, 0], expected, atol=1e-5)
+
+
 def test_mistakes_are_told():
     with pytest.raises(ValueError, match="one size of at least 1 for each"):
         resize.fourier(jnp.zeros((1, 4, 4, 1)), (4,))

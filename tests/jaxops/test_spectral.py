@@ -20,9 +20,7 @@ def band_limited(grid, highest, seed=0, batch=1, channels=2):
     x = np.zeros((batch, *grid, channels))
     for _ in range(6):
         k = rng.integers(-highest, highest + 1, len(grid))
-        phase = 2 * np.pi * sum(
-            ki * p for ki, p in zip(k, points, strict=True)
-        )
+        phase = 2 * np.pi * sum(ki * p for ki, p in zip(k, points, strict=True))
         shift = rng.uniform(0, 2 * np.pi, (batch, *(1,) * len(grid), channels))
         x += np.cos(phase[None, ..., None] + shift)
     return x
@@ -136,9 +134,7 @@ def test_weights_that_are_not_hermitian_give_what_irfftn_gives(
     x = rng.standard_normal((2, *grid, 3)).astype(np.float32)
     weight = rng.standard_normal((2, *rows, 3, 4)).astype(np.float32)
     expected = numpy_spectral_conv(x, weight, n_modes, output_grid)
-    y = jaxops.spectral_conv(
-        jnp.asarray(x), jnp.asarray(weight), n_modes, output_grid
-    )
+    y = jaxops.spectral_conv(jnp.asarray(x), jnp.asarray(weight), n_modes, output_grid)
     scale = np.abs(expected).max()
     np.testing.assert_allclose(y, expected, atol=2e-6 * scale)
 
@@ -170,9 +166,7 @@ def test_gradients_are_those_of_the_float64_reference():
         np.testing.assert_allclose(gradient, expected, atol=2e-6 * scale)
 
 
-@pytest.mark.parametrize(
-    ("precision", "tolerance"), [("half", 2e-2), ("mixed", 5e-3)]
-)
+@pytest.mark.parametrize(("precision", "tolerance"), [("half", 2e-2), ("mixed", 5e-3)])
 def test_half_precision_is_near_and_returns_the_input_dtype(precision, tolerance):
     """Float16 has 11 bits: 5e-4 a product, a few of them in a row."""
     rng = np.random.default_rng(6)
@@ -201,6 +195,8 @@ def test_more_modes_than_the_grid_has_are_clamped_with_a_warning():
         ({"weight": jnp.zeros((2, 4, 3, 5, 2))}, "takes 5 channels"),
         ({"weight": jnp.zeros((4, 3, 2, 2))}, "real part first"),
         ({"output_shape": (0, 4)}, "at least one point"),
+        ({"compat": "neuralop"}, "compat is None or"),
+        ({"precision": "double"}, "precision is 'full'"),
     ],
 )
 def test_mistakes_are_told(arguments, text):
@@ -211,3 +207,13 @@ def test_mistakes_are_told(arguments, text):
     }
     with pytest.raises(ValueError, match=text):
         jaxops.spectral_conv(**{**call, **arguments})
+
+
+def test_whole_numbers_are_taken_for_floats_and_complex_ones_refused():
+    x, weight = jnp.arange(8)[None, :, None], jnp.ones((2, 3, 1, 1))
+    y = jaxops.spectral_conv(x, weight, (4,))
+    expected = jaxops.spectral_conv(x.astype(jnp.float32), weight, (4,))
+    assert y.dtype == jnp.float32
+    np.testing.assert_array_equal(y, expected)
+    with pytest.raises(TypeError, match="pass real numbers"):
+        jaxops.spectral_conv(x, weight.astype(jnp.complex64), (4,))

@@ -70,6 +70,7 @@ def test_spectral_layers_see_one_function_on_every_grid():
         5, **SMALL, non_linearity="identity", use_channel_mlp=False,
         positional_embedding=None,
     )  # fmt: skip
+
     def sampled(n):
         t = np.arange(n) / n
         x = np.sin(2 * np.pi * t) + np.cos(4 * np.pi * t)
@@ -211,7 +212,13 @@ def test_names_and_defaults_are_neuraloperators():
         ({"hiden_channels": 4}, TypeError, "Did you mean 'hidden_channels'"),
         ({"n_modes": (4, 4, 4)}, ValueError, "one entry for each of 2 axes"),
         ({"n_modes": (4, 0)}, ValueError, "at least 1"),
-        ({"n_layers": 0}, ValueError, "n_layers is at least 1"),
+        ({"n_layers": 0}, ValueError, "n_layers is a whole number of at least 1"),
+        ({"hidden_channels": 4.0}, ValueError, "hidden_channels is a whole number"),
+        ({"n_modes": (True, True)}, ValueError, "whole numbers"),
+        ({"n_modes": None}, ValueError, "one whole number for each axis"),
+        ({"lifting_channel_ratio": float("nan")}, ValueError, "is a number"),
+        ({"domain_padding": float("inf")}, ValueError, "domain_padding"),
+        ({"factorization": "Tucker"}, TypeError, "has no argument 'factorization'. It"),
         ({"norm": "layer"}, ValueError, "norm is one of 'instance_norm'"),
         ({"fno_skip": "conv"}, ValueError, "fno_skip is one of"),
         ({"positional_embedding": "sine"}, ValueError, "positional_embedding"),
@@ -226,7 +233,7 @@ def test_names_and_defaults_are_neuraloperators():
         ({"domain_padding": -0.1}, ValueError, "none negative"),
         ({"domain_padding": [0.1]}, ValueError, "domain_padding"),
         ({"resolution_scaling_factor": 0}, ValueError, "positive number"),
-        ({"resolution_scaling_factor": [1]}, ValueError, "one a layer"),
+        ({"resolution_scaling_factor": [1]}, ValueError, "one per layer"),
     ],
 )
 def test_wrong_arguments_are_told(arguments, error, text):
@@ -249,11 +256,32 @@ def test_wrong_inputs_are_told(shape, text):
         model.init(jax.random.key(0), jnp.zeros(shape))
 
 
+def test_masks_and_counts_are_taken_for_floats():
+    """Bool coefficients are common; weights must not be cut to whole numbers."""
+    model = FNO2D((4, 4), **SMALL, non_linearity="relu", use_channel_mlp=False)
+    x = jnp.asarray(np.random.default_rng(0).integers(0, 2, (1, 8, 8, 1)))
+    variables = make(model, x.astype(jnp.float32))
+    expected = call(model, variables, x.astype(jnp.float32))
+    for kind in (jnp.int32, bool):
+        y = call(model, variables, x.astype(kind))
+        assert y.dtype == jnp.float32
+        np.testing.assert_array_equal(y, expected)
+    with pytest.raises(TypeError, match="real fields"):
+        call(model, variables, x.astype(jnp.complex64))
+
+
+def test_an_empty_batch_gives_an_empty_batch():
+    model = FNO2D((4, 4), **SMALL)
+    variables = make(model, field((8, 8)))
+    assert call(model, variables, jnp.zeros((0, 8, 8, 1))).shape == (0, 8, 8, 2)
+
+
 def test_wrong_output_shape_is_told():
     model = FNO2D((4, 4), **SMALL)
     x = field((8, 8))
-    with pytest.raises(ValueError, match="output_shape is a grid of 2 sizes"):
-        model.init(jax.random.key(0), x, output_shape=(8,))
+    for wrong in (8, (8,), (8, 8, 8), (8, 0), [(8, 8)], [(8, 8), 8], "88"):
+        with pytest.raises(ValueError, match="output_shape is a grid of 2 sizes"):
+            jax.eval_shape(lambda: model.init(jax.random.key(0), x, output_shape=wrong))  # noqa: B023
 
 
 def test_nothing_is_compiled_that_an_apple_gpu_lacks():

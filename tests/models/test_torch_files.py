@@ -18,10 +18,10 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
+from torch_archives import archive, integer, storage, tensor, text
 
 from models.torch_files import TorchGlobal, TorchRecord, read_torch, write_torch
 from models.torch_objects import TORCH_DTYPES
-from torch_archives import archive, integer, storage, tensor, text
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "torch"
 CONTENTS = ("content.pt", "content_old.pt", "content_protocol_5.pt")

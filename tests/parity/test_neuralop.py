@@ -17,7 +17,8 @@ from jaxops.backend import to_device
 from models import from_neuralop, to_neuralop
 
 needs_neuraloperator = pytest.mark.skipif(
-    importlib.util.find_spec("neuralop") is None or not importlib.util.find_spec("torch"),
+    importlib.util.find_spec("neuralop") is None
+    or not importlib.util.find_spec("torch"),
     reason="neuraloperator and torch are not installed (extra 'parity')",
 )
 every_case = pytest.mark.parametrize("name", CASES)
@@ -50,7 +51,9 @@ def run(case, state, x, cotangent):
             )
             return (output * cotangent).sum(), (output, new)
 
-        (_, (output, new)), gradients = jax.value_and_grad(loss, has_aux=True)(variables)
+        (_, (output, new)), gradients = jax.value_and_grad(loss, has_aux=True)(
+            variables
+        )
         return output, gradients["params"], new
 
     with warnings.catch_warnings():
@@ -70,7 +73,10 @@ def test_output_and_gradients(name):
     case = CASES[name]
     stored = golden(case)
     output, gradients, new = run(
-        case, stored["state"], to_device(stored["input"]), to_device(stored["cotangent"])
+        case,
+        stored["state"],
+        to_device(stored["input"]),
+        to_device(stored["cotangent"]),
     )
     assert_close(output, stored["output"], OUTPUT_TOLERANCE, what="output")
     # neuraloperator's gradients travel the same way as its weights.
@@ -148,7 +154,7 @@ def test_neuraloperator_loads_what_we_export(name, tmp_path):
 
 
 def test_odd_grids_are_right_without_compat_and_differ_from_neuraloperator():
-    """The switch matters: without it the imported odd-grid case gives another output."""
+    """The switch matters: without it the odd-grid case gives another output."""
     case = CASES["2d_odd_grid"]
     stored = golden(case)
     model, variables = ours(case, stored["state"], compat=None)

@@ -212,7 +212,30 @@ def test_other_settings_or_data_do_not_resume(
     (out / files.PICTURE).unlink()
     np.savez(path, **changed)
     assert train(path, out, "--resume") == 2
-    assert "the mean of the targets was" in capsys.readouterr().err
+    assert "must be what they were" in capsys.readouterr().err
+
+    # The same numbers in another order have the same moments, and are other data.
+    with np.load(smoothing_file) as data:
+        np.savez(path, x=data["x"][::-1], y=data["y"])
+    assert train(path, out, "--resume") == 2
+    assert "must be what they were" in capsys.readouterr().err
+
+
+def test_one_folder_takes_one_run_at_a_time(smoothing_file, tmp_path, capsys):
+    out = tmp_path / "run"
+    out.mkdir()
+    with files.reserved(out):
+        assert train(smoothing_file, out) == 2
+    assert "one run at a time" in capsys.readouterr().err
+    assert train(smoothing_file, out, "--epochs", "1") == 0
+
+
+def test_names_that_look_like_markup_or_formulas(smoothing_file, tmp_path, capsys):
+    """Rich would read [lr=0.1] as a style, matplotlib $ as the start of a formula."""
+    out = tmp_path / "run[lr=0.1] cost$x_{$"
+    assert train(smoothing_file, out, "--epochs", "1") == 0
+    printed = capsys.readouterr().out
+    assert f"'{out / files.MODEL}'" in printed  # as a shell takes it
 
 
 def test_overwrite_replaces_a_run(finished, smoothing_file, tmp_path, capsys):
@@ -333,7 +356,7 @@ class TestRefusals:
             (["--test", "x.npz"], "need --data"),
             (["--overwrite"], "add --out"),
             (["--n-modes", "4", "4", "4"], "--n-modes takes one number, or one for"),
-            (["--hidden-channels", "0"], "hidden_channels is at least 1"),
+            (["--hidden-channels", "0"], "hidden_channels is a whole number"),
             (["--backend", "metal"], "Metal backend"),
         ],
     )

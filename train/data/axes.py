@@ -107,9 +107,9 @@ def _choose(readings, counts, no_channels, shapes, grid_ndim):
     space = "" if grid_ndim is None else f" on a grid of {grid_ndim} axes"
     state = "is ambiguous" if readings else "cannot be found"
     raise ValueError(
-        f"the channel axis of {shapes}{space} {state}: give channel_axis=1 (channels "
-        "first), channel_axis=-1 (channels last) or channel_axis=None (no channel "
-        "axis: every axis after the samples is space)"
+        f"the channel axis of {shapes}{space} {state}: give channel_axis (on the "
+        "command line --channel-axis) as 1 (channels first), -1 (channels last) or "
+        "None (no channel axis: every axis after the samples is space)"
     )
 
 

@@ -37,7 +37,7 @@ def open_arrays(path: str | Path) -> Iterator[dict[str, Stored]]:
     The suffix names the kind: .pt or .pth, .npz, .mat (v5 or v7.3), .h5 or .hdf5.
 
     Raises FileNotFoundError, IsADirectoryError, ValueError for another suffix or a file
-    that is truncated or of another kind, ImportError if HDF5 needs h5py installed.
+    that is truncated or of another kind, ValueError too if HDF5 needs h5py installed.
     """
     path = Path(path)
     openers = {
@@ -63,7 +63,10 @@ def open_arrays(path: str | Path) -> Iterator[dict[str, Stored]]:
 
 
 def _loaded(array: np.ndarray) -> Stored:
-    return Stored(lambda limit: array[:limit], lambda: f"{array.shape} {array.dtype}")
+    return Stored(
+        lambda limit: array[:limit] if array.ndim else array,
+        lambda: f"{array.shape} {array.dtype}",
+    )
 
 
 @contextmanager
@@ -97,7 +100,13 @@ def _open_numpy(path):
 
 def _numpy_stored(path, archive, key):
     def read(limit):
-        return _attempt(path, f".npz (key {key!r})", lambda: archive[key])[:limit]
+        array = _attempt(path, f".npz (key {key!r})", lambda: archive[key])
+        if not isinstance(array, np.ndarray):
+            raise ValueError(
+                f"{path} is a zip archive, but its entry {key!r} is no array: save the "
+                "fields with np.savez"
+            )
+        return array[:limit] if array.ndim else array
 
     def describe():
         array = read(None)
@@ -136,7 +145,7 @@ def _open_hdf5(path, reverse=False):
     try:
         import h5py
     except ImportError as error:
-        raise ImportError(
+        raise ValueError(
             f"{path} is an HDF5 file: to read it, pip install h5py"
         ) from error
     with _attempt(path, "HDF5", lambda: h5py.File(path, "r")) as file:

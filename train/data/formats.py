@@ -63,7 +63,7 @@ def read_pairs(
     content of another kind, a truncated file, unknown keys, complex, missing (NaN),
     infinite or no values, inputs and targets that differ in samples or grid, a channel
     axis that cannot be told, fields that depend on time (unless channel_axis is given,
-    which makes the times channels). Raises ImportError if HDF5 needs h5py installed.
+    which makes the times channels). Raises ValueError too if HDF5 needs h5py installed.
     """
     with open_arrays(path) as arrays:
         input_key, target_key = _find_keys(path, arrays, input_key, target_key)
@@ -141,8 +141,8 @@ def _check_key(path, arrays, argument, key):
     found = ", ".join(f"{name} {stored.describe()}" for name, stored in arrays.items())
     problem = "no known pair of keys" if key is None else f"no array {key!r}"
     raise ValueError(
-        f"{path} has {problem}: give {argument}, one of the arrays found: "
-        f"{found or 'none'}"
+        f"{path} has {problem}: give {argument} (--{argument.replace('_', '-')}), one "
+        f"of the arrays found: {found or 'none'}"
     )
 
 
