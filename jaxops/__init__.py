@@ -8,11 +8,13 @@ from jaxops.backend import (
     set_defaults,
     to_device,
 )
+from jaxops.conv3d import conv3d  # shadows the module's name, as jaxops.conv3d
 from jaxops.spectral import spectral_conv
 
 __all__ = [
     "Backend",
     "BackendError",
+    "conv3d",
     "dft",
     "select_backend",
     "spectral_conv",
