@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from pathlib import Path
 
 import jax
@@ -310,6 +311,23 @@ class TestRefusals:
         fields = np.random.default_rng(0).normal(size=shape).astype(np.float32)
         np.savez(path, **{"x": fields, "y": fields, **replaced})
         return path
+
+    def test_files_and_options_that_leave_nothing_to_train_on(self, tmp_path, capsys):
+        data = self.pairs(tmp_path / "one.npz", shape=(1, 8, 8))
+        error = self.refuse(capsys, "--data", data, "--batch-size", 1)
+        assert "leaves none to train on" in error
+        data = self.pairs(tmp_path / "narrow.npz", shape=(8, 8, 3))
+        options = ["--no-h1-periodic", "--channel-axis", "None", "--batch-size", 2]
+        error = self.refuse(capsys, "--data", data, *options)
+        assert "needs 4 points along each axis" in error
+        data = tmp_path / "scalars.npz"
+        np.savez(data, x=np.float32(1), y=np.float32(1))
+        assert "axis of space" in self.refuse(capsys, "--data", data)
+        with zipfile.ZipFile(tmp_path / "text.npz", "w") as archive:
+            archive.writestr("x", "text")
+            archive.writestr("y", "text")
+        error = self.refuse(capsys, "--data", tmp_path / "text.npz")
+        assert "is no array" in error
 
     def test_a_folder_that_cannot_be_made(self, tmp_path, capsys, smoothing_file):
         (tmp_path / "file").write_text("not a folder")

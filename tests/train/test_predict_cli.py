@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from models import FNO, save
+from models import FNO, load, save
 from train import predict
 from train.normalise import UnitGaussian
 
@@ -119,3 +119,37 @@ class TestRefusals:
         with pytest.raises(SystemExit) as stop:
             run(made[0] / "run", made[0] / "pairs.npz", "--batchsize", 3)
         assert stop.value.code == 2
+
+
+def test_outputs_never_replace_the_model_or_each_other(made, tmp_path, capsys):
+    folder, _, _ = made
+    model = folder / "run" / "model.safetensors"
+    before = model.read_bytes()
+    assert run(folder / "run", folder / "pairs.npz", "--out", model) == 2
+    assert "must not replace" in capsys.readouterr().err
+    assert model.read_bytes() == before
+    both = tmp_path / "both.png"
+    options = ["--out", both, "--picture", both]
+    assert run(folder / "run", folder / "pairs.npz", *options) == 2
+    assert "must be two files" in capsys.readouterr().err
+    options = ["--out", tmp_path / "out.npz", "--picture", tmp_path / "p.pdf"]
+    assert run(folder / "run", folder / "pairs.npz", *options) == 2
+    assert "must end in .png" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_does_not_fit_or_is_not_finite_is_told(made, tmp_path, capsys):
+    folder, inputs, _ = made
+    assert run(tmp_path / "nowhere", folder / "pairs.npz") == 2
+    assert "does not exist" in capsys.readouterr().err
+    wide = tmp_path / "wide.npz"
+    np.savez(wide, x=np.concatenate([inputs, inputs], axis=-1))
+    assert run(folder / "run", wide, "--channel-axis", "-1") == 2
+    assert "channel" in capsys.readouterr().err
+    model, variables, _ = load(folder / "plain.safetensors")
+    spoilt = jax.tree.map(lambda leaf: np.asarray(leaf) * np.nan, variables)
+    save(tmp_path / "spoilt.safetensors", model, spoilt)
+    options = ["--out", tmp_path / "out.npz"]
+    assert run(tmp_path / "spoilt.safetensors", folder / "inputs.npz", *options) == 2
+    assert "not finite" in capsys.readouterr().err
+    assert not (tmp_path / "out.npz").exists()
