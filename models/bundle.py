@@ -8,6 +8,7 @@ file is a length, a JSON header and raw arrays (github.com/huggingface/safetenso
 
 import dataclasses
 import datetime
+import functools
 import importlib.metadata
 import json
 import os
@@ -69,9 +70,7 @@ def save(
     metadata = {
         "format": FORMAT,
         "format_version": FORMAT_VERSION,
-        "model": json.dumps(
-            {"class": type(model).__name__, "arguments": _arguments(model)}
-        ),
+        "model": _description(model),
         "extra": json.dumps(_take_arrays("extra", extra, arrays)),
         "provenance": json.dumps(_provenance()),
     }
@@ -140,11 +139,13 @@ def _argument_names(model_class: type[nn.Module]) -> list[str]:
     ]
 
 
-def _arguments(model: nn.Module) -> dict[str, Any]:
-    return {
+def _description(model: nn.Module) -> str:
+    """Class and arguments of a model as JSON."""
+    arguments = {
         name: _plain(name, getattr(model, name))
         for name in _argument_names(type(model))
     }
+    return json.dumps({"class": type(model).__name__, "arguments": arguments})
 
 
 def _plain(where: str, value: Any) -> Any:
@@ -300,18 +301,7 @@ def _nest(arrays: Mapping[str, np.ndarray], extra: dict) -> dict[str, dict]:
 
 def _check_shapes(model: nn.Module, variables: dict) -> None:
     """Refuses variables that are not those that ``model.init`` makes."""
-    # Shapes don't depend on the scaling, but a small example could shrink to nothing.
-    if hasattr(model, "resolution_scaling_factor"):
-        model = model.clone(resolution_scaling_factor=None)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "n_modes=.* is more than a grid")
-            expected = jax.eval_shape(
-                lambda: model.init(jax.random.key(0), jnp.zeros(_example_shape(model)))
-            )
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"its model can't be initialised: {error}") from error
-    wanted, got = _shapes(expected), _shapes(variables)
+    wanted, got = _wanted_shapes(_description(model)), _shapes(variables)
     wrong = [f"{name} is missing" for name in wanted if name not in got]
     wrong += [f"{name} is not the model's" for name in got if name not in wanted]
     wrong += [
@@ -324,6 +314,27 @@ def _check_shapes(model: nn.Module, variables: dict) -> None:
         raise ValueError(
             f"its arrays don't fit its model: {'; '.join(wrong[:3])}{more}"
         )
+
+
+@functools.lru_cache(maxsize=8)
+def _wanted_shapes(description: str) -> dict[str, Sequence[int]]:
+    """What ``model.init`` makes; traced once, since each checkpoint of a run asks."""
+    model = _build(_tuples(json.loads(description)))
+    # Shapes don't depend on the scaling, but a small example could shrink to nothing.
+    if hasattr(model, "resolution_scaling_factor"):
+        model = model.clone(resolution_scaling_factor=None)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "n_modes=.* is more than a grid")
+            return _shapes(
+                jax.eval_shape(
+                    lambda: model.init(
+                        jax.random.key(0), jnp.zeros(_example_shape(model))
+                    )
+                )
+            )
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"its model can't be initialised: {error}") from error
 
 
 def _shapes(tree: Mapping, where: str = "") -> dict[str, Sequence[int]]:
