@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from closeness import assert_close
 from neuralop_cases import CASES, golden, pack, reference
 
 from jaxops.backend import to_device
@@ -59,13 +60,6 @@ def run(case, state, x, cotangent):
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "n_modes=.* is more than a grid")
         return call(variables)
-
-
-def assert_close(value, expected, tolerance, floor=0.0, what=""):
-    expected = np.asarray(expected, np.float64)
-    scale = max(np.abs(expected).max(), floor)
-    error = np.abs(np.asarray(value, np.float64) - expected).max()
-    assert error <= tolerance * scale, f"{what}: {error / scale:.1e} of {scale:.1e}"
 
 
 @every_case

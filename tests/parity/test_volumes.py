@@ -9,6 +9,7 @@ import importlib.util
 import jax
 import numpy as np
 import pytest
+from closeness import assert_close
 from run_once import run_once
 from volume_cases import CASES, golden, pack, random_array, random_state, reference
 
@@ -40,13 +41,6 @@ def run(model, variables, x, cotangent, train):
         return output, gradients, new
 
     return run_once(call, variables)
-
-
-def assert_close(value, expected, tolerance, floor=0.0, what=""):
-    expected = np.asarray(expected, np.float64)
-    scale = max(np.abs(expected).max(), floor)
-    error = np.abs(np.asarray(value, np.float64) - expected).max()
-    assert error <= tolerance * scale, f"{what}: {error / scale:.1e} of {scale:.1e}"
 
 
 @every_case
