@@ -9,10 +9,10 @@ from rich.progress import Progress
 from train.data import Pairs, darcy_dataset, read_pairs
 from train.data.containers import open_arrays
 from train.data.formats import KNOWN_KEYS
-from train.settings import Settings
+from train.fno_settings import FNOSettings
 
 
-def load_sets(settings: Settings, console: Console) -> tuple[Pairs, list[Pairs]]:
+def load_sets(settings: FNOSettings, console: Console) -> tuple[Pairs, list[Pairs]]:
     """Read, or make, the training set and the test sets.
 
     The first test set is the one to follow training by: one at the training resolution

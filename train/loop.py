@@ -9,6 +9,7 @@ from a copy of the set on the device (0.1 ms a batch of 32 fields of 64x64), set
 than the device's memory need no second way, and Metal is spared large gathers.
 """
 
+import functools
 import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -223,60 +224,84 @@ def epoch_order(num_samples: int, seed: int, epoch: int) -> np.ndarray:
     return np.random.Generator(np.random.PCG64([seed, epoch])).permutation(num_samples)
 
 
+def shuffled_batches(
+    inputs: np.ndarray, targets: np.ndarray, batch_size: int, seed: int
+) -> tuple[Callable[[int, int], tuple[np.ndarray, np.ndarray]], int]:
+    """Batches of a set, in another order each epoch.
+
+    An epoch has ``n // batch_size`` batches; the samples that are left over differ from
+    epoch to epoch.
+
+    Args:
+        inputs: (n, *grid, in_channels) on the host, in physical units.
+        targets: (n, *grid, out_channels).
+        batch_size: samples a step.
+        seed: of the order.
+
+    Returns:
+        ``draw(epoch, batch) -> (inputs, targets)``, and the batches an epoch has, both
+        as `train_epochs` takes them.
+
+    Raises:
+        ValueError: if there are fewer samples than ``batch_size``.
+    """
+    num_samples = len(inputs)
+    if num_samples < batch_size:
+        raise ValueError(
+            f"A batch needs {batch_size} samples and the training set has "
+            f"{num_samples}. Choose a smaller batch size."
+        )
+    order = functools.lru_cache(maxsize=1)(
+        functools.partial(epoch_order, num_samples, seed)
+    )
+
+    def draw(epoch, batch):
+        rows = order(epoch)[batch * batch_size : (batch + 1) * batch_size]
+        return inputs[rows], targets[rows]
+
+    return draw, num_samples // batch_size
+
+
 def train_epochs(
     state: TrainState,
     train_step: Callable,
-    inputs: np.ndarray,
-    targets: np.ndarray,
+    draw: Callable[[int, int], tuple[np.ndarray, np.ndarray]],
+    num_batches: int,
     *,
-    batch_size: int,
     epochs: int,
-    seed: int,
     on_step: Callable[[int, int, float | None], None] = lambda *_: None,
     should_stop: Callable[[], bool] = lambda: False,
     pause_seconds: float = float("inf"),
 ) -> Iterator[Progress]:
     """Train until ``epochs`` epochs are complete, from wherever the state stands.
 
-    An epoch has ``n // batch_size`` batches; the samples that are left over differ from
-    epoch to epoch. Hands over a `Progress` after each epoch, and in the middle of one
+    Hands over a `Progress` after each epoch, and in the middle of one
     when ``should_stop()`` or when ``pause_seconds`` went by since the last time. The
     caller may save the state, and stop, or go on by asking for the next one.
 
     Args:
         state: see `create_state`, or a restored one.
         train_step: see `compile_train_step`.
-        inputs: (n, *grid, in_channels) on the host, in physical units.
-        targets: (n, *grid, out_channels).
-        batch_size: samples a step.
+        draw: ``draw(epoch, batch)``, both from 0: the inputs and targets of a batch, on
+            the host; they depend on nothing else. See `shuffled_batches`.
+        num_batches: batches an epoch.
         epochs: of the whole run.
-        seed: of the order.
         on_step: called after each step with the epoch from 1, the number of batches
             done in it, and their mean loss or (mostly) None: the device works behind.
         should_stop: looked at after each step.
         pause_seconds: longest time between two handings over.
 
     Raises:
-        ValueError: if there are fewer samples than ``batch_size``.
         NonFiniteLossError: if a loss or gradient is not finite. States handed over
             before were good.
     """
-    num_samples = len(inputs)
-    num_batches = num_samples // batch_size
-    if num_batches < 1:
-        raise ValueError(
-            f"A batch needs {batch_size} samples and the training set has "
-            f"{num_samples}. Choose a smaller batch size."
-        )
     first_epoch, first_batch = divmod(int(state.step), num_batches)
     last_tick = last_yield = time.monotonic()
     for epoch in range(first_epoch, epochs):
-        order = epoch_order(num_samples, seed, epoch)
         if first_batch == 0:
             state = state.replace(loss_sum=jnp.zeros((), jnp.float32))
         for batch in range(first_batch, num_batches):
-            rows = order[batch * batch_size : (batch + 1) * batch_size]
-            sent = to_device(inputs[rows]), to_device(targets[rows])
+            sent = tuple(to_device(array) for array in draw(epoch, batch))
             state, _ = train_step(state, sent)
             done, now, is_asked = batch + 1, time.monotonic(), should_stop()
             complete = done == num_batches

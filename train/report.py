@@ -120,10 +120,9 @@ class ProgressReport:
             text=self._text(),
         )
 
-    def epoch(self, epoch: int, errors: Mapping[str, float]) -> None:
-        """Note an epoch's end, and the test errors (`train.metrics.summary`) if any."""
-        if errors:
-            self.errors = f"test {errors['relative_l2']:.5f}"
+    def epoch(self, epoch: int, errors: str) -> None:
+        """Note an epoch's end, and the test errors in a few words, if any."""
+        self.errors = errors or self.errors
         if self.console.is_terminal:
             self.bar.update(self.task, text=self._text())
         else:
@@ -134,7 +133,9 @@ class ProgressReport:
         if self.done > self.start:
             pace = (time.monotonic() - self.began) / (self.done - self.start)
             left = (self.epochs * self.batches - self.done) * pace
-            parts += [f"{self.batch_size / pace:.0f} samples/s", f"{clock(left)} left"]
+            speed = self.batch_size / pace
+            speed = f"{speed:.0f}" if speed >= 10 else f"{speed:.1f}"
+            parts += [f"{speed} samples/s", f"{clock(left)} left"]
         return "  ".join(part for part in parts if part)
 
 

@@ -1,34 +1,21 @@
-"""A training run: from a prepared state to the last file, whatever the model."""
+"""A training run, whatever is trained: from a prepared state to the last epoch."""
 
-import hashlib
 import json
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 from rich.console import Console
 
-from models import save
-from models.atomic import replace_file
-from train import folder as files
-from train import metrics, settings
+from train import settings
 from train.checkpoint import BEST, LAST, save_checkpoint
-from train.data import Pairs
-from train.datasets import grid_text
-from train.loop import NonFiniteLossError, TrainState, train_epochs
-from train.normalise import UnitGaussian
-from train.picture import Row, draw
-from train.report import MetricsWriter, ProgressReport, error_table
-from train.settings import Settings
+from train.loop import TrainState, train_epochs
+from train.report import MetricsWriter, ProgressReport
+from train.settings import TrainSettings
 
 CHECKPOINT_SECONDS = 600.0  # longer epochs get checkpoints in between
-PICTURE_ROWS = 2  # of the first test set; one of each other
-MAX_ROWS = 5
 
 
 @dataclass(frozen=True)
@@ -37,43 +24,48 @@ class Run:
 
     Attributes:
         settings, folder: of the run.
-        train, tests: the sets; the first test set is followed during training.
         model: the linen module.
-        normalisers: fitted on the training set, by the names they are saved under.
         train_step: see `train.loop.compile_train_step`.
-        test_batch: jitted ``(variables, inputs, targets)`` to the error norms of a
-            batch and its first predictions.
+        draw, batches: see `train.loop.train_epochs`.
+        test: errors of a state, smaller is better, on what is followed during training;
+            raises NonFiniteLossError where they are not finite.
+        criterion: the one of these errors that says which state is the best.
+        tell: the errors in a few words.
+        kept: what is saved beside the weights, such as normalisers.
+        data_digest: tells the data from other data.
+        finish: makes the files of a finished run, the picture last; returns what there
+            is to tell.
     """
 
-    settings: Settings
+    settings: TrainSettings
     folder: Path
-    train: Pairs
-    tests: list[Pairs]
     model: Any
-    normalisers: dict[str, UnitGaussian]
     train_step: Callable
-    test_batch: Callable
-
-    @property
-    def batches(self) -> int:
-        """Batches an epoch."""
-        return len(self.train) // self.settings.batch_size
-
-    @cached_property
-    def data_digest(self) -> str:
-        """SHA-256 of all that is trained and tested on."""
-        digest = hashlib.sha256()
-        for pairs in (self.train, *self.tests):
-            for array in (pairs.inputs, pairs.targets):
-                digest.update(f"{array.shape} {array.dtype}".encode())
-                digest.update(np.ascontiguousarray(array).data)
-        return digest.hexdigest()
+    draw: Callable[[int, int], tuple[np.ndarray, np.ndarray]]
+    batches: int
+    test: Callable[[TrainState], dict[str, float]]
+    criterion: str
+    tell: Callable[[dict[str, float]], str]
+    kept: dict[str, Any]
+    data_digest: str
+    finish: Callable[["Run", TrainState, MetricsWriter, Console], "Outcome"]
 
     def extra(self) -> dict[str, Any]:
         """What is saved beside the weights."""
-        values = {name: value.to_dict() for name, value in self.normalisers.items()}
-        values["data_digest"] = self.data_digest
-        return {**values, "settings": json.loads(settings.to_json(self.settings))}
+        return {
+            **self.kept,
+            "data_digest": self.data_digest,
+            "settings": json.loads(settings.to_json(self.settings)),
+        }
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a finished run tells: the files it made, each with what it is, and the
+    commands that one may want next."""
+
+    files: dict[Path, str]
+    next: list[str] = field(default_factory=list)
 
 
 def fit(
@@ -99,11 +91,9 @@ def fit(
     passes = train_epochs(
         state,
         run.train_step,
-        run.train.inputs,
-        run.train.targets,
-        batch_size=options.batch_size,
+        run.draw,
+        run.batches,
         epochs=options.epochs,
-        seed=options.seed,
         on_step=report.step,
         should_stop=should_stop,
         pause_seconds=CHECKPOINT_SECONDS,
@@ -113,92 +103,18 @@ def fit(
             if complete:
                 errors = {}
                 if epoch % options.test_every == 0 or epoch == options.epochs:
-                    errors, _, _ = test(run, state, run.tests[0])
-                report.epoch(epoch, errors)
+                    errors = run.test(state)
+                report.epoch(epoch, run.tell(errors) if errors else "")
                 step = int(state.step)
                 log.write(event="epoch", epoch=epoch, step=step, loss=loss, **errors)
-                if errors and _is_better(errors, best):
-                    best = {"epoch": epoch, "relative_l2": errors["relative_l2"]}
+                value = errors.get(run.criterion)
+                if errors and (best is None or value < best[run.criterion]):
+                    best = {"epoch": epoch, run.criterion: value}
                     _checkpoint(run, BEST, state, best, log)
             _checkpoint(run, LAST, state, best, log)
             if should_stop():
                 break
     return state
-
-
-def test(
-    run: Run, state: TrainState, pairs: Pairs
-) -> tuple[dict[str, float], np.ndarray, np.ndarray]:
-    """Errors over a test set, in physical units.
-
-    Returns:
-        The mean and largest errors; the first predictions; their relative L2 errors.
-
-    Raises:
-        NonFiniteLossError: if an error is not finite.
-    """
-    # Finer grids in smaller batches, so that they take no more memory than training.
-    ratio = math.prod(run.train.grid) / math.prod(pairs.grid)
-    batch_size = max(1, int(run.settings.batch_size * min(1.0, ratio)))
-
-    def function(inputs, targets):
-        return run.test_batch(state.variables, inputs, targets)
-
-    fields = (pairs.inputs, pairs.targets)
-    results = list(metrics.batchwise(function, fields, batch_size))
-    errors = metrics.sample_errors([result["norms"] for result in results])
-    summary = metrics.summary(errors)
-    if not all(math.isfinite(value) for value in summary.values()):
-        raise NonFiniteLossError(
-            f"The test error on {grid_text(pairs.grid)} ({pairs.source}) is not finite "
-            f"after step {int(state.step)}. Lower --learning-rate."
-        )
-    first = np.concatenate([result["first"] for result in results[:PICTURE_ROWS]])
-    first = first[:PICTURE_ROWS]
-    return summary, first, errors.l2[: len(first)]
-
-
-def finish(run: Run, state: TrainState, log: MetricsWriter, console: Console) -> None:
-    """Test on every set; write the model, the samples and, last of all, the picture."""
-    tests, rows = {}, []
-    for pairs in run.tests:
-        errors, predictions, of_first = test(run, state, pairs)
-        is_zero_shot = pairs.grid != run.train.grid
-        grid = grid_text(pairs.grid)
-        name = f"{grid} (zero-shot)" if is_zero_shot else grid
-        name = name if name not in tests else f"{name}, set {len(tests) + 1}"
-        tests[name] = {"samples": len(pairs), **errors}
-        log.write(
-            event="test",
-            epoch=run.settings.epochs,
-            grid=pairs.grid,
-            zero_shot=is_zero_shot,
-            **tests[name],
-        )
-        label = "zero-shot" if is_zero_shot else "test"
-        rows += [
-            Row(f"{label} {i}", pairs.inputs[i], predictions[i], pairs.targets[i], e)
-            for i, e in enumerate(of_first[: 1 if rows else PICTURE_ROWS])
-        ]
-    console.print(error_table(tests))
-    save(
-        run.folder / files.MODEL,
-        run.model,
-        jax.device_get(state.variables),
-        **run.extra(),
-        tests=tests,
-    )
-    if run.settings.data is None:
-        last = run.tests[-1]
-        path = run.folder / files.SAMPLES
-        with replace_file(path) as temporary, open(temporary, "wb") as file:
-            np.savez(file, x=last.inputs[:8], y=last.targets[:8])
-    title = f"{type(run.model).__name__}, {run.folder.name}"
-    draw(run.folder / files.PICTURE, rows[:MAX_ROWS], title)
-
-
-def _is_better(errors, best):
-    return best is None or errors["relative_l2"] < best["relative_l2"]
 
 
 def _checkpoint(run, name, state, best, log):

@@ -49,8 +49,8 @@ def make(epochs=3):
 
 def run(state, step, epochs=3, **options):
     """All that is handed over, fetched: the next step takes a state's memory."""
-    sizes = {"batch_size": BATCH, "epochs": epochs, "seed": SEED}
-    passes = loop.train_epochs(state, step, *smoothing_set(), **sizes, **options)
+    batches = loop.shuffled_batches(*smoothing_set(), BATCH, SEED)
+    passes = loop.train_epochs(state, step, *batches, epochs=epochs, **options)
     return [p._replace(state=jax.device_get(p.state)) for p in passes]
 
 
@@ -152,10 +152,8 @@ def test_stopping_and_going_on_gives_the_same_bits(trained, stop_after):
         for p in loop.train_epochs(
             on_device(fresh),
             step,
-            *smoothing_set(),
-            batch_size=BATCH,
+            *loop.shuffled_batches(*smoothing_set(), BATCH, SEED),
             epochs=3,
-            seed=SEED,
             should_stop=lambda: next(asked) >= stop_after,
         )
         if p.complete is False or stop_after == 5
@@ -213,11 +211,8 @@ def test_one_trace_and_few_looks_at_the_loss():
         loop.train_epochs(
             state,
             step,
-            inputs,
-            2 * inputs,
-            batch_size=BATCH,
+            *loop.shuffled_batches(inputs, 2 * inputs, BATCH, 0),
             epochs=4,
-            seed=0,
             on_step=lambda epoch, done, loss: looks.append((epoch, done, loss)),
         )
     )
@@ -237,17 +232,16 @@ def test_a_loss_that_is_not_finite_stops_with_the_step(trained):
     spoilt = orders[0][-1]
     bad_step = 5 + orders[1].index(spoilt) // BATCH + 1
     targets[spoilt, 3] = np.nan
-    sizes = {"batch_size": BATCH, "epochs": 3, "seed": SEED}
-    passes = loop.train_epochs(on_device(fresh), step, inputs, targets, **sizes)
+    batches = loop.shuffled_batches(inputs, targets, BATCH, SEED)
+    passes = loop.train_epochs(on_device(fresh), step, *batches, epochs=3)
     assert next(passes).complete
     with pytest.raises(loop.NonFiniteLossError, match=f"step {bad_step}, in epoch 2"):
         next(passes)
 
 
 def test_too_few_samples_for_a_batch():
-    sizes = {"batch_size": 4, "epochs": 1, "seed": 0}
     with pytest.raises(ValueError, match="needs 4 samples .* has 3"):
-        next(loop.train_epochs(None, None, *smoothing_set(3), **sizes))
+        loop.shuffled_batches(*smoothing_set(3), 4, 0)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,192 @@
+"""A volumetric network on tiles: compiled once a shape, statistics of whole volumes.
+
+Networks are run in a form of their convolutions in which a tile is computed as the
+whole volume is, see ``form`` of `models.volume_model.VolumeModel`.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxops.backend import to_device
+from train.memory import LARGEST_ARRAY, Need, program_need
+from train.tiles import Sizes, Tile, Tiling
+
+FORM = "concat"
+
+
+class TileNetwork:
+    """A model and its variables, to be run on windows of (depth, height, width)."""
+
+    def __init__(self, model, variables):
+        self.model = model.clone(form=FORM)
+        self.variables = variables
+        self._programs = {}
+        self._layers = None  # the tree of statistics, and their shapes
+
+    def __call__(self, window: np.ndarray, means: list | None = None) -> np.ndarray:
+        """The output (depth, height, width), float32, each axis times the scale.
+
+        - window: float32.
+        - means: of the whole volume, from `Statistics`; None where the network has no
+          statistics, or to take the window's own.
+        """
+        program = self._program(window.shape, means is not None, None)
+        result = program(self._bound(means), to_device(window[None, ..., None]))
+        return np.asarray(result)[0, ..., 0]
+
+    def sums(self, window, means, region) -> list[np.ndarray]:
+        """Sums over a region of a window, (1, channels) float64 a statistic layer."""
+        program = self._program(window.shape, means is not None, region)
+        sums = program(self._bound(means), to_device(window[None, ..., None]))
+        return [np.asarray(s, np.float64) for s in jax.tree.leaves(sums)]
+
+    def tiling(self, size: Sizes, window: Sizes) -> Tiling:
+        return Tiling(
+            tuple(size), tuple(window), self.model.receptive_radius, self.model.stride
+        )
+
+    def need(self, window: Sizes) -> Need:
+        """What running a window of this size takes, see `train.memory.Need`."""
+        has_means = self.model.statistic_layers > 0
+        program = self._program(tuple(window), has_means, None)
+        return program_need(program, *self._traced(tuple(window), has_means, None))
+
+    def need_by_trace(self, window: Sizes) -> Need:
+        """A guess of the same, without compiling."""
+        has_means = self.model.statistic_layers > 0
+        return program_need(None, *self._traced(tuple(window), has_means, None))
+
+    def keep_only(self, window: Sizes) -> None:
+        """Forget the programs for windows of other sizes."""
+        kept = {key: p for key, p in self._programs.items() if key[0] == tuple(window)}
+        self._programs = kept
+
+    def _function(self, region) -> Callable:
+        if region is None:
+            return self.model.apply
+
+        def sums(variables, x):
+            _, new = self.model.apply(variables, x, region=region, mutable=["sums"])
+            return new["sums"]
+
+        return sums
+
+    def _program(self, window, has_means, region):
+        key = (tuple(window), has_means, region)
+        if key not in self._programs:
+            function, *arguments = self._traced(*key)
+            self._programs[key] = jax.jit(function).lower(*arguments).compile()
+        return self._programs[key]
+
+    def _traced(self, window, has_means, region):
+        """The function, and its arguments as shapes."""
+        variables = jax.tree.map(_shape, self.variables)
+        if has_means:
+            variables = {**variables, "means": self._statistics()}
+        x = jax.ShapeDtypeStruct((1, *window, 1), jnp.float32)
+        return self._function(region), variables, x
+
+    def _statistics(self):
+        if self._layers is None:
+            x = jnp.zeros(self.model.example_shape())
+            region = tuple((0, n) for n in x.shape[1:-1])
+            sums = jax.eval_shape(self._function(region), self.variables, x)
+            self._layers = jax.tree.map(_shape, sums)
+        return self._layers
+
+    def _bound(self, means):
+        if means is None:
+            return self.variables
+        tree = jax.tree.structure(self._statistics())
+        means = [to_device(np.asarray(mean, np.float32)) for mean in means]
+        return {**self.variables, "means": jax.tree.unflatten(tree, means)}
+
+
+def _shape(array):
+    return jax.ShapeDtypeStruct(array.shape, array.dtype)
+
+
+@dataclass
+class Statistics:
+    """Means over a whole volume, collected in passes over its tiles; see `RCAN3D`.
+
+    Plain lists, which a file holds exactly: a number for each channel of each layer.
+    """
+
+    means: list[list[float]] | None = None
+    """Of the last pass that ended."""
+
+    sums: list[list[float]] | None = None
+    """Of the pass that runs, over its first tiles."""
+
+    tiles: int = 0
+    """Of the pass that runs, done."""
+
+    passes: int = 0
+    is_settled: bool = False
+
+    def collect(
+        self, network: TileNetwork, tiling: Tiling, read: Callable[[Tile], np.ndarray]
+    ) -> Iterator[None]:
+        """Go on to the end; yields after each tile.
+
+        The means of a layer are right once those before it are, so that each pass makes
+        one more right at least, and a pass that changes nothing is the last.
+        """
+        num_points = int(np.prod(tiling.size, dtype=np.int64))
+        tiles = tiling.tiles
+        while not self.is_settled:
+            for tile in tiles[self.tiles :]:
+                means = _rows(self.means)
+                sums = network.sums(read(tile), means, tile.region)
+                if self.sums is not None:
+                    pairs = zip(sums, _rows(self.sums), strict=True)
+                    sums = [new + old for new, old in pairs]
+                self.sums = [layer[0].tolist() for layer in sums]
+                self.tiles += 1
+                if self.tiles == len(tiles):
+                    self._end_pass(num_points, network.model.statistic_layers)
+                yield
+
+    def restart_pass(self) -> None:
+        """Forget the tiles of the pass that runs: others take their place."""
+        self.sums, self.tiles = None, 0
+
+    def _end_pass(self, num_points, num_layers):
+        means = [
+            [float(np.float32(value / num_points)) for value in layer]
+            for layer in self.sums
+        ]
+        self.passes += 1
+        self.is_settled = means == self.means or self.passes == num_layers
+        self.means = means
+        self.restart_pass()
+
+
+def _rows(layers):
+    """Lists as arrays (1, channels), float64; None stays None."""
+    return None if layers is None else [np.array([row]) for row in layers]
+
+
+def run_tiled(network: TileNetwork, tiling: Tiling, volume: np.ndarray) -> np.ndarray:
+    """A whole volume (depth, height, width), float32, tile by tile in memory."""
+    scale, means = network.model.scale, None
+    if network.model.statistic_layers:
+        statistics = Statistics()
+        for _ in statistics.collect(network, tiling, lambda tile: volume[tile.read]):
+            pass
+        means = statistics.means
+    finer = [n * s for n, s in zip(tiling.size, scale, strict=True)]
+    result = np.empty(finer, np.float32)
+    for tile in tiling.tiles:
+        output = network(volume[tile.read], _rows(means))
+        result[tile.place(scale)] = output[tile.kept(scale)]
+    return result
+
+
+def check_fits(need: Need) -> bool:
+    return need.largest < LARGEST_ARRAY
