@@ -42,7 +42,7 @@ class MetricsWriter:
         """Bytes so far, for the checkpoint."""
         return self.path.stat().st_size
 
-    def write(self, **values: str | float | int | Sequence[int] | None) -> None:
+    def write(self, **values: str | float | Sequence[float] | None) -> None:
         """Add a line.
 
         Raises:

@@ -2,9 +2,9 @@
 
 import functools
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -28,12 +28,15 @@ from train.loop import (
 from train.report import MetricsWriter
 from train.run import Outcome, Run
 from train.sr_settings import SRSettings
+from train.tile_network import TileNetwork, run_tiled
+from train.tile_plan import choose_tiling
 from train.volume_losses import LOSSES
 from train.volume_metrics import nrmse, psnr, shell_correlation, ssim
 from train.volume_picture import draw
 from train.volume_sets import HeldOut, VolumeSets, load_sets
 
 FOLLOWED_VOXELS = 2**20  # high-resolution voxels tested on after an epoch, in all
+WHOLE_VOXELS = 2**19  # low-resolution voxels that the network takes at a time
 PERCENTILES = (2.0, 99.8)
 
 
@@ -92,7 +95,7 @@ def prepare(
         draw_batch,
         options.steps,
         test=test,
-        criterion="nrmse",
+        criterion="rmse",
         tell=_told,
         kept={
             "intensity": sets.intensity.to_dict(),
@@ -110,15 +113,24 @@ def prepare(
 class Enlarger:
     """Encoded volumes enlarged by the network, and by cubic interpolation."""
 
-    model: Callable
+    model: Any
 
     @functools.cached_property
     def _apply(self):
         return jax.jit(self.model.apply)
 
     def __call__(self, state: TrainState, low: np.ndarray) -> np.ndarray:
-        """(z, y, x) float32 to the same, larger, on the host."""
-        return np.asarray(self._apply(state.variables, _batch(low)))[0, ..., 0]
+        """(z, y, x) float32 to the same, larger, on the host; in tiles where large."""
+        if low.size <= WHOLE_VOXELS:
+            return np.asarray(self._apply(state.variables, _batch(low)))[0, ..., 0]
+        network = TileNetwork(self.model, state.variables)
+
+        def share(window):
+            return math.prod(window) / WHOLE_VOXELS
+
+        reach = self.model.receptive_radius, self.model.stride
+        tiling = choose_tiling(low.shape, *reach, share, share)
+        return run_tiled(network, tiling or network.tiling(low.shape, low.shape), low)
 
     def cubic(self, low: np.ndarray) -> np.ndarray:
         """The same, by interpolation alone."""
@@ -156,22 +168,36 @@ def _followed(sets: VolumeSets) -> list[HeldOut]:
 
 
 def _errors(enlarge, state, volumes):
-    """Mean NRMSE and PSNR over volumes, of the network and of cubic interpolation."""
+    """Root mean squared error and PSNR over volumes, and PSNR of cubic interpolation.
+
+    Numbers that are infinite, as of volumes without a structure, are None.
+    """
     rows = []
     for volume in volumes:
         ours = enlarge(state, volume.low)
         _check(ours, volume.name, state)
-        rows.append(
-            {
-                "nrmse": nrmse(volume.high, ours),
-                "psnr": psnr(volume.high, ours),
-                "psnr_cubic": psnr(volume.high, enlarge.cubic(volume.low)),
-            }
-        )
-    return {key: float(np.mean([row[key] for row in rows])) for key in rows[0]}
+        error = np.sqrt(np.mean(np.square(volume.high - ours, dtype=np.float64)))
+        values = [
+            psnr(volume.high, image, _data_range(volume.high))
+            for image in (ours, enlarge.cubic(volume.low))
+        ]
+        rows.append((float(error), *values))
+    names = ("rmse", "psnr", "psnr_cubic")
+    return dict(zip(names, map(_finite, np.mean(rows, axis=0)), strict=True))
+
+
+def _data_range(truth):
+    """For PSNR and SSIM: largest minus smallest, or 1 where all is the same."""
+    return float(np.ptp(truth)) or 1.0
+
+
+def _finite(value):
+    return float(value) if np.isfinite(value) else None
 
 
 def _told(errors):
+    if None in errors.values():
+        return f"error {errors['rmse']:.5f}"
     gain = errors["psnr"] - errors["psnr_cubic"]
     return f"PSNR {errors['psnr']:.2f} dB ({gain:+.2f} over cubic)"
 
@@ -184,6 +210,18 @@ def _check(volume, name, state):
         )
 
 
+def _scores(truth, image, curve):
+    """What metrics.jsonl and the model carry of one image; None for what is infinite
+    or not defined."""
+    data_range = _data_range(truth)
+    return {
+        "psnr": _finite(psnr(truth, image, data_range)),
+        "ssim": _finite(ssim(truth, image, data_range)),
+        "nrmse": _finite(nrmse(truth, image)) if np.any(truth) else None,
+        "resolution": _finite(curve.resolution),
+    }
+
+
 def _finish(
     run: Run,
     state: TrainState,
@@ -193,8 +231,8 @@ def _finish(
     console: Console,
 ) -> Outcome:
     """Test on all that was held out; write the model and, last of all, the picture."""
-    tests = {}
-    lines = [f"{'held out':28}  {'':6}      PSNR    SSIM   NRMSE   resolution"]
+    tests, pictured = {}, None
+    lines = [f"{'held out':28}          PSNR (dB)    SSIM   NRMSE  resolution"]
     for number, volume in enumerate(sets.tests):
         shown = {
             "input": volume.low,
@@ -203,24 +241,20 @@ def _finish(
             "truth": volume.high,
         }
         _check(shown["ours"], volume.name, state)
-        curves = {
-            name: shell_correlation(volume.high, shown[name], sets.voxel_size)
-            for name in ("cubic", "ours")
-        }
-        results = {}
-        for name, curve in curves.items():
-            results[name] = {
-                "psnr": psnr(volume.high, shown[name]),
-                "ssim": ssim(volume.high, shown[name]),
-                "nrmse": nrmse(volume.high, shown[name]),
-                "resolution": curve.resolution,
-            }
-            values = results[name]
-            lines.append(
-                f"{volume.name[:28]:28}  {name:6}  {values['psnr']:5.2f} dB"
-                f"  {values['ssim']:.4f}  {values['nrmse']:.4f}"
-                f"  {values['resolution']:7.3g} {sets.unit}"
+        results, curves = {}, {}
+        for name in ("cubic", "ours"):
+            curves[name] = shell_correlation(volume.high, shown[name], sets.voxel_size)
+            results[name] = _scores(volume.high, shown[name], curves[name])
+            values = "  ".join(
+                f"{'-' if value is None else format(value, style):>{width}}"
+                for value, style, width in zip(
+                    results[name].values(),
+                    (".2f", ".4f", ".4f", ".3g"),
+                    (9, 6, 6, 10),
+                    strict=True,
+                )
             )
+            lines.append(f"{volume.name[:28]:28}  {name:6}  {values}")
         log.write(
             event="test",
             volume=volume.name,
@@ -229,9 +263,9 @@ def _finish(
             frequency=curves["ours"].frequency.tolist(),
             **{f"fsc_{n}": c.correlation.tolist() for n, c in curves.items()},
         )
-        tests[f"{number}: {volume.name}".replace("/", "_")] = results
-        if number == 0:
-            pictured = shown, curves
+        tests[str(number)] = {"volume": volume.name, **results}
+        pictured = pictured or (shown, curves)
+    lines[0] += f" ({sets.unit})"
     for line in lines:
         console.print(line)
     model = run.folder / files.MODEL

@@ -1,8 +1,8 @@
 """A picture of an enlarged volume: slices in three planes, and how well scales agree.
 
-Rows are the planes xy, xz and yz through the brightest part of the test volume; columns
-the input, cubic interpolation, the network and the truth; below them, the Fourier shell
-correlation of both with the truth.
+Rows are the planes xy, xz and yz through the part of the test volume where most is to
+be seen; columns the input, cubic interpolation, the network and the truth; below them,
+the Fourier shell correlation of both with the truth.
 """
 
 from pathlib import Path
@@ -15,6 +15,7 @@ from train.volume_metrics import ShellCorrelation
 INK = "#222222"
 COLOURS = {"cubic": "#c2571a", "ours": "#1f5fa8"}
 PLANES = (("xy", 0), ("xz", 1), ("yz", 2))
+SHOWN = 96  # high-resolution voxels an axis: larger volumes are cut, to show voxels
 
 
 def draw(
@@ -43,7 +44,7 @@ def draw(
 
     truth = volumes["truth"]
     low, high = np.nanpercentile(truth, (0.5, 99.8))
-    point = brightest(truth)
+    point = most_to_see(truth)
     figure = Figure(figsize=(11.0, 11.5), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
     if title:
@@ -53,10 +54,18 @@ def draw(
     for row, (plane, axis) in enumerate(PLANES):
         for column, (name, volume) in enumerate(volumes.items()):
             axes = figure.add_subplot(grid[row, column])
-            index = point[axis] * volume.shape[axis] // truth.shape[axis]
-            image, aspect = _slice(volume, truth, axis, index, voxel_size)
+            scale = [t // n for t, n in zip(truth.shape, volume.shape, strict=True)]
+            down, right = (
+                size * s
+                for i, (size, s) in enumerate(zip(voxel_size, scale, strict=True))
+                if i != axis
+            )
             axes.imshow(
-                image, cmap="gray", vmin=low, vmax=max(high, low + 1e-6), aspect=aspect
+                _plane(volume, axis, point, scale),
+                cmap="gray",
+                vmin=low,
+                vmax=max(high, low + 1e-6),
+                aspect=down / right,
             )
             axes.set_xticks([])
             axes.set_yticks([])
@@ -64,7 +73,8 @@ def draw(
                 size = " x ".join(map(str, volume.shape))
                 axes.set_title(f"{name}\n{size}", fontsize=10, color=INK)
             if column == 0:
-                axes.set_ylabel(plane, color=INK)
+                at = f"{'zyx'[axis]} = {point[axis]}"
+                axes.set_ylabel(f"{plane}, {at}", color=INK)
     axes = figure.add_subplot(grid[3, :])
     for name, curve in correlations.items():
         label = f"{name}: {curve.resolution:.3g} {unit}"
@@ -87,8 +97,8 @@ def draw(
         figure.savefig(temporary, format="png", bbox_inches="tight")
 
 
-def brightest(volume: np.ndarray) -> tuple[int, int, int]:
-    """Where most is to be seen: the plane of each axis with the largest variance."""
+def most_to_see(volume: np.ndarray) -> tuple[int, int, int]:
+    """The planes (z, y, x) whose voxels vary most."""
     point = []
     for axis in range(3):
         others = tuple(other for other in range(3) if other != axis)
@@ -96,13 +106,14 @@ def brightest(volume: np.ndarray) -> tuple[int, int, int]:
     return tuple(point)
 
 
-def _slice(volume, truth, axis, index, voxel_size):
-    """A plane as an image, and how high a pixel is, its width being 1."""
-    down, right = (
-        size * fine / coarse
-        for i, (size, fine, coarse) in enumerate(
-            zip(voxel_size, truth.shape, volume.shape, strict=True)
-        )
-        if i != axis
-    )
-    return np.take(volume, index, axis), down / right
+def _plane(volume, axis, point, scale):
+    """The plane through a point of the truth, cut to what is shown around it."""
+    box = []
+    for i, (at, size, s) in enumerate(zip(point, volume.shape, scale, strict=True)):
+        if i == axis:
+            box.append(at // s)
+            continue
+        length = min(size, SHOWN // s)
+        start = min(max(at // s - length // 2, 0), size - length)
+        box.append(slice(start, start + length))
+    return volume[tuple(box)]

@@ -12,7 +12,7 @@ import scipy.ndimage
 from train.data.tiff import open_volume
 
 MOST_PHOTONS = 1e15  # numpy's generator takes up to 9e18
-SLAB_VOXELS = 2**23  # of what is blurred at a time with a point spread function
+SLAB_VOXELS = 2**22  # of what is blurred at a time with a point spread function
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,7 +72,8 @@ class Degradation:
         before the blur; edges are reflected (half-sample symmetric). NaN and infinite
         voxels take no part; cells that are more than half made of them become NaN.
 
-        Memory: about three times the volume in float32.
+        Memory beside the volume: two to three times its size in float32, five with
+        NaNs in it; and 100 MB for a point spread function.
 
         Raises ValueError for a volume smaller than a cell or, on an axis, than the
         point spread function.
@@ -219,7 +220,7 @@ def read_psf(path: str | os.PathLike) -> np.ndarray:
     )
     image -= np.median(border)
     deviation = 1.4826 * np.median(np.abs(border - np.median(border)))
-    # Smoothed, so that a hot pixel is not taken for the centre.
+    # Smoothed, so that a hot pixel is hardly ever taken for the centre.
     smooth = scipy.ndimage.uniform_filter(image, 3, mode="nearest")
     centre = np.unravel_index(smooth.argmax(), image.shape)
     labels, _ = scipy.ndimage.label(image > 3 * deviation)

@@ -125,13 +125,20 @@ class PatchSet:
         if isinstance(intensity, IntensityRange):
             intensity = [(intensity, intensity)] * len(self._pairs)
         self._intensities = list(intensity)
+        if len(self._intensities) != len(self._pairs):
+            raise ValueError(
+                "intensity must be one range, or two for each pair of volumes, got "
+                f"{len(self._intensities)} for {len(self._pairs)} pairs"
+            )
         self._degradation = degradation
         self._augment = augment
         self._can_turn = (
             self._scale[1] == self._scale[2] and self.patch[1] == self.patch[2]
         )
         self._keep_empty = keep_empty
-        limits = [float(high.decode(np.float64(threshold))) for _, high in intensity]
+        limits = [
+            float(high.decode(np.float64(threshold))) for _, high in self._intensities
+        ]
         # Edges of the blocks in low, an axis: as equal as they can be.
         self._edges = [
             [
