@@ -266,3 +266,11 @@ def test_mistakes_in_a_volume():
         Degradation().reduce(np.zeros((4, 4, 4), complex))
     with pytest.raises(ValueError, match=r"larger than the volume .* \(5, 3, 3\) for"):
         Degradation(blur=np.ones((5, 3, 3))).reduce(np.zeros((4, 4, 4)))
+
+
+def test_a_psf_of_a_few_voxels_is_read_as_it_is(tmp_path):
+    psf = np.zeros((5, 7, 7), np.float32)
+    psf[2, 3, 3], psf[2, 3, 4] = 3, 1
+    tifffile.imwrite(tmp_path / "psf.tif", psf, photometric="minisblack")
+    expected = np.array([[[0, 0.75, 0.25]]], np.float32)
+    np.testing.assert_allclose(read_psf(tmp_path / "psf.tif"), expected)

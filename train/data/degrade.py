@@ -223,6 +223,9 @@ def read_psf(path: str | os.PathLike) -> np.ndarray:
     # Smoothed, so that a hot pixel is hardly ever taken for the centre.
     smooth = scipy.ndimage.uniform_filter(image, 3, mode="nearest")
     centre = np.unravel_index(smooth.argmax(), image.shape)
+    around = tuple(slice(max(c - 1, 0), c + 2) for c in centre)
+    nearby = np.unravel_index(image[around].argmax(), image[around].shape)
+    centre = tuple(part.start + n for part, n in zip(around, nearby, strict=True))
     labels, _ = scipy.ndimage.label(image > 3 * deviation)
     if labels[centre] == 0:
         raise ValueError(
@@ -230,7 +233,7 @@ def read_psf(path: str | os.PathLike) -> np.ndarray:
             "its borders, and nothing in it is: is it the right file?"
         )
     spot = np.argwhere(labels == labels[centre])  # (voxels, 3)
-    half = np.abs(spot - centre).max(axis=0)
+    half = np.abs(spot - np.array(centre)).max(axis=0)
     psf = np.zeros(2 * half + 1, np.float32)
-    psf[tuple((spot - centre + half).T)] = image[tuple(spot.T)]
+    psf[tuple((spot - np.array(centre) + half).T)] = image[tuple(spot.T)]
     return psf / psf.sum()
