@@ -33,7 +33,7 @@ from train.tile_plan import choose_tiling
 from train.volume_losses import LOSSES
 from train.volume_metrics import nrmse, psnr, shell_correlation, ssim
 from train.volume_picture import draw
-from train.volume_sets import HeldOut, VolumeSets, load_sets
+from train.volume_sets import HeldOut, VolumeSets, data_range, load_sets
 
 FOLLOWED_VOXELS = 2**20  # high-resolution voxels tested on after an epoch, in all
 WHOLE_VOXELS = 2**19  # low-resolution voxels that the network takes at a time
@@ -178,17 +178,12 @@ def _errors(enlarge, state, volumes):
         _check(ours, volume.name, state)
         error = np.sqrt(np.mean(np.square(volume.high - ours, dtype=np.float64)))
         values = [
-            psnr(volume.high, image, _data_range(volume.high))
+            psnr(volume.high, image, data_range(volume.high))
             for image in (ours, enlarge.cubic(volume.low))
         ]
         rows.append((float(error), *values))
     names = ("rmse", "psnr", "psnr_cubic")
     return dict(zip(names, map(_finite, np.mean(rows, axis=0)), strict=True))
-
-
-def _data_range(truth):
-    """For PSNR and SSIM: largest minus smallest, or 1 where all is the same."""
-    return float(np.ptp(truth)) or 1.0
 
 
 def _finite(value):
@@ -213,10 +208,10 @@ def _check(volume, name, state):
 def _scores(truth, image, curve):
     """What metrics.jsonl and the model carry of one image; None for what is infinite
     or not defined."""
-    data_range = _data_range(truth)
+    largest = data_range(truth)
     return {
-        "psnr": _finite(psnr(truth, image, data_range)),
-        "ssim": _finite(ssim(truth, image, data_range)),
+        "psnr": _finite(psnr(truth, image, largest)),
+        "ssim": _finite(ssim(truth, image, largest)),
         "nrmse": _finite(nrmse(truth, image)) if np.any(truth) else None,
         "resolution": _finite(curve.resolution),
     }

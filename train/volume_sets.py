@@ -198,6 +198,11 @@ def _degradation(options, photons=None, noise=0.0):
     return scale, Degradation(scale, blur, make.photons or photons, make.noise or noise)
 
 
+def data_range(truth: np.ndarray) -> float:
+    """For PSNR and SSIM: largest minus smallest, or 1 where all is the same."""
+    return float(np.ptp(truth)) or 1.0
+
+
 def matched_blur(scale: int) -> float:
     """Standard deviation, in fine voxels, that joining voxels calls for beforehand.
 
