@@ -212,7 +212,7 @@ def measure(shape: str, name: str, precision: str, options) -> dict[str, Any]:
     calls |= torch_calls(x, kernel, y, name, precision)
     expected = calls["XLA conv3d"][0]()
     errors = {key: difference(run(), expected) for key, (run, _) in calls.items()}
-    in_a_row = 10 if jax.default_backend() == "gpu" else 1
+    in_a_row = 50 if jax.default_backend() == "gpu" else 1
     times = alternate(calls, options.repeats, in_a_row)
     flop = 2 * np.prod(taps) * inputs * outputs * batch * np.prod(sizes)
     flop *= 3 if name != "forward" else 1

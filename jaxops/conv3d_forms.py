@@ -26,7 +26,7 @@ from jaxops.matmul import matmul_precision
 from jaxops.windows import Window, interleave, pad, tap, unstacked
 
 FORMS = ("sum", "concat", "outshift", "winograd")
-KERNEL_FORMS = ("products", "winograd", "convolution")
+KERNEL_FORMS = ("products", "winograd", "convolution", "joined")
 
 # Of the usual choices these points gave the smallest errors, beside infinity.
 POINTS = (Fraction(0), Fraction(1), Fraction(-1), Fraction(1, 2), Fraction(-2))
@@ -40,7 +40,10 @@ class Forms(NamedTuple):
         forward: of ``FORMS``.
         input_gradient: of ``FORMS``.
         kernel_gradient: ``"products"``; ``"winograd"``, half of them for three taps, as
-            above; or ``"convolution"``, JAX's own gradient of ``concat``.
+            above; ``"convolution"``, JAX's own gradient of ``concat``; or ``"joined"``,
+            its gradient of ``outshift``, on the joined slices of the output's gradient
+            that ``concat`` as ``input_gradient`` reads too: they are made once. Where
+            the depth has a stride it is ``"convolution"``.
         side_by_side: lay the slices out in one wide image for the 2D convolutions.
     """
 
@@ -153,7 +156,7 @@ def convolution(x, kernel, window: Window, form: str, side_by_side: bool):
     taps = kernel.shape[0]
     outputs = output_sizes(x.shape[1:4], kernel.shape[:3], window)[0]
     plane_window = Window(*(axes[1:] for axes in window))
-    plane = partial(_plane, window=plane_window, side_by_side=side_by_side)
+    plane = partial(plane_convolution, window=plane_window, side_by_side=side_by_side)
     form = applicable(form, taps, outputs, window)
     if form == "outshift" and taps > 1:
         joined = jnp.moveaxis(kernel, 0, 3).reshape(*kernel.shape[1:4], -1)
@@ -196,7 +199,7 @@ def _added(parts: list):
     return total.astype(parts[0].dtype)
 
 
-def _plane(x, kernel, window: Window, side_by_side: bool):
+def plane_convolution(x, kernel, window: Window, side_by_side: bool):
     """2D convolution of each slice with k (kh, kw, in, out); a window of two axes."""
     images = x.reshape(-1, *x.shape[2:])
     (sh, sw), (_, dw), padding = window

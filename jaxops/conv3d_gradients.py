@@ -31,6 +31,7 @@ from jaxops.conv3d_forms import (
     convolution,
     depth_tap,
     pad_plane,
+    plane_convolution,
     winograd_coefficients,
     winograd_slices,
 )
@@ -174,13 +175,15 @@ def input_sizes(outputs: Sequence[int], taps: Sequence[int], window: Window) -> 
 
 def kernel_gradient(x, y, taps: Triple, window: Window, forms: Forms):
     """See the top of this file; ``taps`` is (kd, kh, kw)."""
-    if forms.kernel_gradient == "convolution":
+    plane = Window(*(axes[1:] for axes in window))
+    if forms.kernel_gradient == "joined" and window.strides[0] == 1:
+        return _joined_gradient(x, y, taps, window, plane)
+    if forms.kernel_gradient in ("convolution", "joined"):
         kernel = jnp.zeros((*taps, x.shape[-1], y.shape[-1]), x.dtype)
         forward = partial(
             convolution, x, window=window, form="concat", side_by_side=False
         )
         return jax.vjp(forward, kernel)[1](y)[0]
-    plane = Window(*(axes[1:] for axes in window))
     outputs = y.shape[1]
     x = pad(x, (window.padding[0], (0, 0), (0, 0)))
     if applicable(forms.kernel_gradient, taps[0], outputs, window) == "winograd":
@@ -205,6 +208,22 @@ def kernel_gradient(x, y, taps: Triple, window: Window, forms: Forms):
             for t in range(taps[0])
         ]
     return jnp.stack(gradients).astype(x.dtype)
+
+
+def _joined_gradient(x, y, taps: Triple, window: Window, plane: Window):
+    """JAX's gradient of one 2D convolution of x to all taps of the depth."""
+    depth, dilation = taps[0], window.dilation[0]
+    low = window.padding[0][0]
+    (phase,) = _phases(x.shape[1], y.shape[1], depth, 1, dilation, low)
+    # The operations of `concat` in `adjoint`, one by one: XLA takes them for the same.
+    y = pad(y, (phase.padding, (0, 0), (0, 0)))
+    parts = [tap(y, 1, t * dilation, 1, x.shape[1]) for t in range(depth)]
+    joined = jnp.concatenate(parts, axis=-1)
+    kernel = jnp.zeros((*taps[1:], x.shape[-1], joined.shape[-1]), x.dtype)
+    forward = partial(plane_convolution, x, window=plane, side_by_side=False)
+    gradient = jax.vjp(forward, kernel)[1](joined)[0]
+    gradient = gradient.reshape(*gradient.shape[:3], depth, -1)
+    return jnp.flip(jnp.moveaxis(gradient, 3, 0), 0)
 
 
 def _plane_gradient(x, y, taps: tuple[int, int], window: Window):
