@@ -9,7 +9,7 @@ around them, and the median of the ratios to ours ("auto") in the same repeat; 2
 that ours takes half the time. Before that, all are compared: the largest difference to
 XLA's own, in units of the largest value.
 
-On a GPU the same again in TF32 and in bfloat16, where a measurement is the mean of ten
+On a GPU the same again in TF32 and bfloat16, where a measurement is the mean of fifty
 calls in a row, for which it waits once. PyTorch is left out where it is not installed,
 or has no such device.
 """
@@ -19,13 +19,10 @@ import contextlib
 import functools
 import json
 import os
-import platform
-import statistics
 import sys
 import time
 from collections.abc import Callable
 from datetime import date
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +31,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import jaxops  # noqa: E402
+from benchmarks.measuring import Call, alternate, summary, versions  # noqa: E402
 from jaxops.conv3d_forms import FORMS, KERNEL_FORMS, Forms  # noqa: E402
 from jaxops.conv3d_table import chosen_forms  # noqa: E402
 
@@ -56,8 +53,6 @@ SHAPES = {
 DEFAULT_SHAPES = ("32-32", "64-64", "1-32")
 PASSES = ("forward", "forward+backward")
 PRECISIONS = {"float32": "highest", "tf32": "tensorfloat32", "bfloat16": None}
-
-Call = tuple[Callable[[], Any], Callable[[Any], Any]]  # run, and wait for the result
 
 
 def xla_native(x, kernel):
@@ -168,25 +163,6 @@ def difference(found: Any, expected: Any) -> float:
     return worst
 
 
-def alternate(
-    calls: dict[str, Call], repeats: int, in_a_row: int
-) -> dict[str, list[float]]:
-    """Milliseconds of each call in each repeat, after one that does not count."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for repeat in range(repeats + 1):
-        names = list(calls)[:: 1 if repeat % 2 else -1]
-        for name in names:
-            time.sleep(0.01)  # threads of the one before come to rest
-            run, wait = calls[name]
-            start = time.perf_counter()
-            for _ in range(in_a_row):
-                found = run()
-            wait(found)
-            if repeat:
-                times[name].append(1e3 * (time.perf_counter() - start) / in_a_row)
-    return times
-
-
 def measure(shape: str, name: str, precision: str, options) -> dict[str, Any]:
     """One row: all contenders in one pass at one precision, printed and returned."""
     inputs, outputs, taps, sizes, batch = SHAPES[shape]
@@ -216,39 +192,19 @@ def measure(shape: str, name: str, precision: str, options) -> dict[str, Any]:
     times = alternate(calls, options.repeats, in_a_row)
     flop = 2 * np.prod(taps) * inputs * outputs * batch * np.prod(sizes)
     flop *= 3 if name != "forward" else 1
-    results = {}
+    results = summary(times, "auto")
     print(f"\n{shape} {SHAPES[shape]}, {name}, {precision}, {flop / 1e9:.1f} GFLOP")
     print(f"{'':20}{'median ms':>10}{'quartiles':>18}{'/ auto':>8}{'differs':>10}")
-    for key, own in times.items():
-        low, median, high = statistics.quantiles(own, n=4, method="inclusive")
-        pairs = zip(own, times["auto"], strict=True)
-        ratio = statistics.median(theirs / ours for theirs, ours in pairs)
-        results[key] = {"median_ms": median, "quartiles_ms": [low, high]}
-        results[key] |= {"ratio": ratio, "difference": errors[key], "ms": own}
-        spread = f"{low:.2f} - {high:.2f}"
-        print(f"{key:20}{median:10.2f}{spread:>18}{ratio:8.2f}{errors[key]:10.1e}")
+    for key, result in results.items():
+        result["difference"] = errors[key]
+        spread = "{:.2f} - {:.2f}".format(*result["quartiles_ms"])
+        print(
+            f"{key:20}{result['median_ms']:10.2f}{spread:>18}{result['ratio']:8.2f}"
+            f"{errors[key]:10.1e}"
+        )
     sys.stdout.flush()
     row = {"shape": shape, "sizes": SHAPES[shape], "pass": name, "precision": precision}
     return {**row, "flop": float(flop), "results": results}
-
-
-def versions() -> dict[str, str]:
-    found = {"python": platform.python_version(), "machine": platform.machine()}
-    for name in ("jax", "jaxlib", "torch"):
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            found[name] = "-"
-    return {**found, "cpus": str(os.cpu_count()), "cpu": _cpu_name()}
-
-
-def _cpu_name() -> str:
-    listing = Path("/proc/cpuinfo")
-    if not listing.exists():
-        return platform.processor()
-    lines = listing.read_text().splitlines()
-    names = [line.partition(":")[2].strip() for line in lines if "model name" in line]
-    return names[0] if names else platform.processor()
 
 
 def main() -> None:
@@ -276,7 +232,11 @@ def main() -> None:
     if not precisions:
         precisions = PRECISIONS if backend.name == "gpu" else ["float32"]
     record: dict[str, Any] = {"date": date.today().isoformat(), "backend": str(backend)}
-    record |= {"versions": versions(), "repeats": options.repeats, "rows": []}
+    record |= {
+        "versions": versions("jax", "jaxlib", "torch"),
+        "repeats": options.repeats,
+        "rows": [],
+    }
     print(record["backend"])
     print(", ".join(f"{key} {value}" for key, value in record["versions"].items()))
     for shape in options.shapes:
