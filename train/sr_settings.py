@@ -136,7 +136,7 @@ class SRSettings(TrainSettings):
     steps: int = 50
     """Steps an epoch."""
 
-    epochs: int = 20
+    epochs: int = 10
     """Epochs; each ends with a test and a checkpoint."""
 
     batch_size: int = 4
