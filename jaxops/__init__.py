@@ -14,11 +14,21 @@ from jaxops.spectral import spectral_conv
 __all__ = [
     "Backend",
     "BackendError",
+    "audit",
     "conv3d",
     "dft",
     "select_backend",
     "spectral_conv",
     "to_device",
 ]
+
+
+def __getattr__(name: str):
+    if name == "audit":  # imported where it is used, not with every program
+        from jaxops.metal.audit import audit
+
+        return audit
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 set_defaults()  # importing makes no array, so this is early enough

@@ -145,7 +145,13 @@ def create_state(
     """
     init_key, dropout_key = jax.random.split(jax.random.key(seed, impl=KEY))
     sample = jnp.zeros((1, *input_shape[1:]), jnp.float32)
-    variables = jax.jit(model.init)(init_key, sample)
+
+    # Raw key data goes in: as an argument, a typed key lowers to a sharding annotation
+    # on jax 0.4, and Apple's own plugin takes none.
+    def init(key_data, sample):
+        return model.init(jax.random.wrap_key_data(key_data, impl=KEY), sample)
+
+    variables = jax.jit(init)(jax.random.key_data(init_key), sample)
     return TrainState(
         step=jnp.zeros((), jnp.int32),
         params=variables["params"],
