@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxops.backend import to_device
-from train.memory import LARGEST_ARRAY, Need, program_need
+from train.memory import Need, program_need
 from train.tiles import Sizes, Tile, Tiling
 
 FORM = "concat"
@@ -141,8 +141,7 @@ class Statistics:
         tiles = tiling.tiles
         while not self.is_settled:
             for tile in tiles[self.tiles :]:
-                means = _rows(self.means)
-                sums = network.sums(read(tile), means, tile.region)
+                sums = network.sums(read(tile), self.rows(), tile.region)
                 if self.sums is not None:
                     pairs = zip(sums, _rows(self.sums), strict=True)
                     sums = [new + old for new, old in pairs]
@@ -151,6 +150,11 @@ class Statistics:
                 if self.tiles == len(tiles):
                     self._end_pass(num_points, network.model.statistic_layers)
                 yield
+
+    def rows(self) -> list[np.ndarray] | None:
+        """The means as a network takes them: (1, channels) a layer; None if there are
+        none."""
+        return _rows(self.means)
 
     def restart_pass(self) -> None:
         """Forget the tiles of the pass that runs: others take their place."""
@@ -174,19 +178,13 @@ def _rows(layers):
 
 def run_tiled(network: TileNetwork, tiling: Tiling, volume: np.ndarray) -> np.ndarray:
     """A whole volume (depth, height, width), float32, tile by tile in memory."""
-    scale, means = network.model.scale, None
-    if network.model.statistic_layers:
-        statistics = Statistics()
+    scale, statistics = network.model.scale, Statistics()
+    if network.model.statistic_layers and tiling.count > 1:
         for _ in statistics.collect(network, tiling, lambda tile: volume[tile.read]):
             pass
-        means = statistics.means
     finer = [n * s for n, s in zip(tiling.size, scale, strict=True)]
     result = np.empty(finer, np.float32)
     for tile in tiling.tiles:
-        output = network(volume[tile.read], _rows(means))
+        output = network(volume[tile.read], statistics.rows())
         result[tile.place(scale)] = output[tile.kept(scale)]
     return result
-
-
-def check_fits(need: Need) -> bool:
-    return need.largest < LARGEST_ARRAY

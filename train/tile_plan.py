@@ -1,0 +1,105 @@
+"""The windows that a volume is cut into: the largest that fit the memory."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from train.tiles import Sizes, Tiling, window_sizes
+
+MOST_LENGTHS = 48  # of windows, an axis, that are compared
+MOST_TRIALS = 6  # windows that are measured, which may mean compiled
+
+
+def choose_tiling(
+    size: Sizes,
+    radius: Sizes,
+    stride: Sizes,
+    measure: Callable[[Sizes], float],
+    guess: Callable[[Sizes], float],
+    fixed: float = 0.0,
+) -> Tiling | None:
+    """The tiles that compute the fewest points more than once and fit.
+
+    - size: of the volume; radius, stride: of the network.
+    - measure: the part of the budget that a window takes; up to 1 it fits. It is called
+      a few times, and for the window that is chosen.
+    - guess: the same, quick and rough.
+    - fixed: the part of the budget that no window takes nothing of.
+
+    Returns None where nothing fits.
+    """
+    windows, cost = _all_windows(size, radius, stride)
+    points = windows.prod(axis=1)
+    order = np.lexsort((-points, cost))
+    windows, points = windows[order], points[order]
+    largest, smallest = int(points.argmax()), int(points.argmin())
+
+    def rate_of(share, index):
+        return max(share - fixed, 0.0) / points[index]
+
+    rate = rate_of(guess(_sizes(windows[largest])), largest)
+    best, tried = None, set()
+    for _ in range(MOST_TRIALS):
+        fitting = np.flatnonzero(fixed + rate * points <= 1)
+        index = int(fitting[0]) if len(fitting) else smallest
+        if index in tried or (best is not None and index > best):
+            break  # nothing better is to be expected
+        tried.add(index)
+        share = measure(_sizes(windows[index]))
+        rate = rate_of(share, index)
+        if share <= 1:
+            best = index
+        else:
+            rate *= 1.02  # what is a little smaller may take a little more a point
+    if best is None and smallest not in tried:
+        best = smallest if measure(_sizes(windows[smallest])) <= 1 else None
+    if best is None:
+        return None
+    return Tiling(tuple(size), _sizes(windows[best]), tuple(radius), tuple(stride))
+
+
+def halved(tiling: Tiling) -> Tiling | None:
+    """With windows of at most half as many points, or the smallest that can be; those
+    that compute the fewest points more than once. None where there are none."""
+    windows, cost = _all_windows(tiling.size, tiling.radius, tiling.stride)
+    points, limit = windows.prod(axis=1), np.prod(tiling.window, dtype=np.int64)
+    if points.min() >= limit:
+        return None
+    allowed = points <= max(limit / 2, points.min())
+    best = np.lexsort((-points, np.where(allowed, cost, np.inf)))[0]
+    window = _sizes(windows[best])
+    return Tiling(tiling.size, window, tiling.radius, tiling.stride)
+
+
+def smallest_window(size: Sizes, radius: Sizes, stride: Sizes) -> Sizes:
+    """The least that a network can be run on."""
+    axes = zip(size, radius, stride, strict=True)
+    return tuple(window_sizes(*axis)[-1] for axis in axes)
+
+
+def _sizes(row) -> Sizes:
+    return tuple(int(n) for n in row)
+
+
+def _all_windows(size, radius, stride) -> tuple[np.ndarray, np.ndarray]:
+    """Windows (choices, 3), and the points that the tiles of each compute together."""
+    lengths, totals = [], []
+    for axis in zip(size, radius, stride, strict=True):
+        sizes = _thinned(window_sizes(*axis))
+        lengths.append(sizes)
+        totals.append([n * _count(n, *axis) for n in sizes])
+    grids = (np.meshgrid(*values, indexing="ij") for values in (lengths, totals))
+    windows, costs = (np.stack([g.ravel() for g in grid], axis=-1) for grid in grids)
+    return windows.astype(np.int64), costs.astype(np.float64).prod(axis=1)
+
+
+def _count(window, size, radius, stride):
+    return len(Tiling((size,), (window,), (radius,), (stride,)).axes[0])
+
+
+def _thinned(sizes: Sequence[int]) -> list[int]:
+    """At most `MOST_LENGTHS` of them, the first and the last included."""
+    if len(sizes) <= MOST_LENGTHS:
+        return list(sizes)
+    picks = np.geomspace(1, len(sizes), MOST_LENGTHS).round().astype(int) - 1
+    return [sizes[i] for i in sorted(set(picks.tolist()))]

@@ -1,0 +1,369 @@
+"""The steps of an enlargement: intensities, plan, tiles, and the finished TIFF."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from train.data.tiff import Volume, VolumeWriter, scaled_geometry, to_dtype
+from train.memory import Budget, Need, bytes_text
+from train.normalise import IntensityRange
+from train.report import clock
+from train.tile_network import TileNetwork, run_tiled
+from train.tile_plan import choose_tiling, halved, smallest_window
+from train.tiles import Box, Sizes, Tiling
+from train.upscale_work import Counts, Work
+
+BLOCK_BYTES = 2**24  # of what is read or written at a time, where that is free
+SLAB_SHARE = 0.2  # of the budget, for decoded planes
+TOLERANCE = 1e-5  # of the range, between tiles and the whole
+
+
+class Stopped(Exception):
+    """Somebody asked the work to stop; it can go on."""
+
+
+@dataclass
+class Job:
+    """What is enlarged, by what, into what."""
+
+    volume: Volume
+    network: TileNetwork
+    dtype: np.dtype
+    work: Work
+    console: Console
+    should_stop: Callable[[], bool] = lambda: False
+    ranges: list[IntensityRange] = field(default_factory=list)
+    slab_limit: float = 0.0
+    """Bytes of decoded planes that may be kept from window to window."""
+
+    slab: tuple[tuple, np.ndarray] | None = None
+    """What is kept: (t, c, first, last plane), planes."""
+
+    @property
+    def size(self) -> Sizes:
+        """Of each volume of the input: (depth, height, width)."""
+        return self.volume.shape[-3:]
+
+    def pause(self) -> None:
+        if self.should_stop():
+            raise Stopped
+
+
+def output_arguments(volume: Volume, scale: Sizes, dtype) -> dict[str, Any]:
+    """Shape, axes, dtype and geometry of the enlarged volume, for `VolumeWriter`."""
+    voxel_size, origin = scaled_geometry(volume.voxel_size, volume.origin, scale)
+    finer = [n * s for n, s in zip(volume.shape[-3:], scale, strict=True)]
+    return {
+        "shape": (*volume.shape[:-3], *finer),
+        "axes": volume.axes,
+        "dtype": dtype,
+        "voxel_size": voxel_size,
+        "unit": volume.unit,
+        "origin": origin,
+        "like": volume,
+    }
+
+
+def fit_ranges(job: Job, percentiles: tuple[float, float]) -> list[IntensityRange]:
+    """The intensity range of each channel over all times, so that nothing flickers."""
+    sizes = job.volume.sizes
+    return [IntensityRange.fit(_blocks(job, c), percentiles) for c in range(sizes["C"])]
+
+
+def _blocks(job: Job, c: int) -> Iterator[np.ndarray]:
+    sizes = job.volume.sizes
+    row_bytes = sizes["X"] * job.volume.dtype.itemsize
+    rows = min(max(1, BLOCK_BYTES // row_bytes), sizes["Y"])
+    planes = max(1, BLOCK_BYTES // (row_bytes * sizes["Y"]))
+    for t in range(sizes["T"]):
+        for z in range(0, sizes["Z"], planes):
+            for y in range(0, sizes["Y"], rows):
+                job.pause()
+                yield job.volume.read(t, c, slice(z, z + planes), slice(y, y + rows))
+
+
+def plan(job: Job, budget: Budget, resident: int) -> tuple[Tiling, Need]:
+    """The largest windows that fit the budget, and what they take.
+
+    - resident: bytes that are there without any window.
+
+    Raises:
+        ValueError: naming the least that would do, where nothing fits.
+    """
+    model = job.network.model
+    axes = (job.size, model.receptive_radius, model.stride)
+
+    def measure(window):
+        return memory_of(job, window, resident)
+
+    tiling = choose_tiling(
+        *axes,
+        measure=lambda window: budget.share(measure(window)),
+        guess=lambda window: budget.share(memory_of(job, window, resident, True)),
+        fixed=budget.share(Need(0, resident)),
+    )
+    if tiling is None:
+        least = measure(smallest_window(*axes))
+        raise ValueError(
+            f"--memory must be at least {bytes_text(1.02 * budget.least(least))} for "
+            f"this network, of which {bytes_text(resident)} are taken by the program "
+            f"itself; got {bytes_text(budget.total)}. Give more, close other programs, "
+            "or use a smaller network."
+        )
+    job.network.keep_only(tiling.window)
+    return tiling, measure(tiling.window)
+
+
+def memory_of(job: Job, window: Sizes, resident: int, is_guess: bool = False) -> Need:
+    """What a window takes together with what is there anyway."""
+    network = job.network
+    need = network.need_by_trace(window) if is_guess else network.need(window)
+    return Need(need.device, resident + _host_bytes(job, window), need.largest)
+
+
+def _host_bytes(job: Job, window: Sizes) -> int:
+    """On this side, for one window: as read, as floats, as handed over; its output."""
+    points = int(np.prod(window, dtype=np.int64))
+    finer = points * int(np.prod(job.network.model.scale))
+    copies = 0 if jax.default_backend() == "cpu" else 4 * finer
+    slab = _slab_bytes(job, window[0]) if _keeps_slab(job, window[0]) else 0
+    return points * (job.volume.dtype.itemsize + 4 + 4) + copies + slab
+
+
+def plan_text(tiling: Tiling, need: Need, budget: Budget) -> str:
+    """One line for people."""
+    window, halo = (" x ".join(map(str, n)) for n in (tiling.window, tiling.radius))
+    if tiling.count == 1:
+        return f"the whole of each volume at once, {_need_text(need, budget)}"
+    return (
+        f"{tiling.count} windows of {window} a volume, with a halo of {halo}: "
+        f"{tiling.recomputed:.2f} times the volume is computed; "
+        f"{_need_text(need, budget)}"
+    )
+
+
+def _need_text(need, budget):
+    if budget.device is None:
+        taken = bytes_text(need.host + need.device)
+        return f"about {taken} of {bytes_text(budget.total)}"
+    return (
+        f"about {bytes_text(need.device)} of {bytes_text(budget.device)} on the device "
+        f"and {bytes_text(need.host)} of {bytes_text(budget.total)} here"
+    )
+
+
+def encoded(job: Job, t: int, c: int, box: Box) -> tuple[np.ndarray, np.ndarray]:
+    """A part of the input as it is, and as the network takes it: float32, with the low
+    end in place of NaN and infinities."""
+    raw = _read(job, t, c, box)
+    intensity = job.ranges[c]
+    result = np.empty(raw.shape, np.float32)
+    for plane, target in zip(raw, result, strict=True):
+        if plane.dtype.kind == "f":
+            plane = plane.astype(np.float64)
+            plane[~np.isfinite(plane)] = intensity.low
+        with np.errstate(over="ignore"):  # the output will not be finite, and told of
+            target[:] = intensity.encode(plane)
+    return raw, result
+
+
+def _read(job, t, c, box):
+    """Compressed planes are decoded once for all windows side by side, not for each."""
+    depth, *plane = box
+    if not _keeps_slab(job, depth.stop - depth.start):
+        return job.volume.read(t, c, *box)
+    key = (t, c, depth.start, depth.stop)
+    if job.slab is None or job.slab[0] != key:
+        job.slab = None  # before the next one, not beside it
+        job.slab = (key, job.volume.read(t, c, depth))
+    return job.slab[1][(slice(None), *plane)]
+
+
+def _keeps_slab(job: Job, depth: int) -> bool:
+    return not job.volume.memory_mapped and _slab_bytes(job, depth) <= job.slab_limit
+
+
+def _slab_bytes(job: Job, depth: int) -> int:
+    return depth * job.size[1] * job.size[2] * job.volume.dtype.itemsize
+
+
+def check(job: Job, tiling: Tiling) -> str:
+    """Compare a part of the volume, as large as a window, in tiles with the whole.
+
+    Raises:
+        ValueError: if they differ by more than `TOLERANCE` of the range.
+    """
+    start = [(n - w) // 2 for n, w in zip(tiling.size, tiling.window, strict=True)]
+    box = tuple(slice(a, a + w) for a, w in zip(start, tiling.window, strict=True))
+    part = encoded(job, *job.volume.positions[0], box)[1]
+    tiles = halved(job.network.tiling(part.shape, part.shape))
+    if tiles is None:
+        return "the volume is too small for more than one tile"
+    whole = job.network(part)
+    difference = float(np.abs(run_tiled(job.network, tiles, part) - whole).max())
+    extent = float(np.ptp(whole)) or 1.0
+    sizes = (" x ".join(map(str, n)) for n in (tiles.window, tiles.size))
+    told = (
+        "{} windows of {} differ from the whole, {}, by at most {:.3g} of its range"
+    ).format(tiles.count, *sizes, difference / extent)
+    job.network.keep_only(tiling.window)
+    if not difference <= TOLERANCE * extent:
+        raise ValueError(f"tiles must equal the whole; {told}. Please report this.")
+    return told
+
+
+def run_tiles(job: Job, tiling: Tiling, report: "TileReport") -> None:
+    """All that is left of all volumes, into the work's file of voxels.
+
+    Raises:
+        Stopped: if that was asked for. ValueError: for an output that is not finite.
+    """
+    state, positions = job.work.state, job.volume.positions
+    while state.volume < len(positions):
+        t, c = positions[state.volume]
+        if job.network.model.statistic_layers and tiling.count > 1:
+            _collect(job, tiling, t, c, report)
+        for slab in tiling.slabs:
+            stop = slab[0].spans[0].stop
+            if stop <= state.slices:
+                continue
+            for tile in slab[state.tiles :]:
+                job.pause()
+                counts = _run_tile(job, tile, t, c)
+                state.slab_counts.add(counts)
+                state.tiles += 1
+                if state.tiles == len(slab):
+                    state.end_slab(stop)
+                if state.slices == tiling.size[0]:
+                    state.end_volume()
+                job.work.save()
+                report.tile(tiling, state)
+
+
+def _collect(job, tiling, t, c, report):
+    statistics = job.work.state.statistics
+
+    def read(tile):
+        return encoded(job, t, c, tile.read)[1]
+
+    for _ in statistics.collect(job.network, tiling, read):
+        job.work.save()
+        report.statistics(tiling, job.work.state)
+        job.pause()
+
+
+def _run_tile(job: Job, tile, t: int, c: int) -> Counts:
+    """Compute a tile and write its core, but for slices that are done."""
+    work, scale, intensity = job.work, job.network.model.scale, job.ranges[c]
+    raw, window = encoded(job, t, c, tile.read)
+    output = job.network(window, work.state.statistics.rows())
+    del window
+    done = max(0, work.state.slices - tile.spans[0].start)
+    core = [slice(a, b) for a, b in tile.region]
+    core[0] = slice(core[0].start + done, core[0].stop)
+    counts = Counts()
+    if raw.dtype.kind == "f":
+        counts.replaced = sum(
+            int(np.count_nonzero(~np.isfinite(plane[tuple(core[1:])])))
+            for plane in raw[core[0]]
+        )
+    del raw
+    kept, (depth, rows, columns) = tile.kept(scale), tile.place(scale)
+    skipped = done * scale[0]
+    planes = output[(slice(kept[0].start + skipped, kept[0].stop), *kept[1:])]
+    for z, plane in enumerate(planes, start=depth.start + skipped):
+        voxels, num_clipped = _decoded(plane, intensity, job.dtype)
+        counts.clipped += num_clipped
+        work.write(work.state.volume, z, rows, columns, voxels)
+    return counts
+
+
+def _decoded(plane, intensity, dtype):
+    # Up to 16 bits float32 is exact enough: its error is a thousandth of a step.
+    if dtype.itemsize > 2:
+        plane = plane.astype(np.float64)
+    plane = intensity.decode(plane)
+    if not np.isfinite(plane).all():
+        wrong = int(np.count_nonzero(~np.isfinite(plane)))
+        raise ValueError(
+            f"{wrong} of {plane.size} voxels of an output plane are not finite. Look "
+            "for extreme values in the input, or NaN in the model's weights."
+        )
+    return to_dtype(plane, dtype)
+
+
+def write_output(job: Job, out, provenance: dict, **arguments) -> tuple[str, ...]:
+    """Make the TIFF of voxels that are all there; returns the writer's notes."""
+    volumes, depth, height, width = job.work.shape
+    planes = max(1, BLOCK_BYTES // (height * width * job.dtype.itemsize))
+    with VolumeWriter(out, provenance=provenance, **arguments) as writer:
+        for volume in range(volumes):
+            for z in range(0, depth, planes):
+                job.pause()
+                stop = min(depth, z + planes)
+                writer.append(job.work.read(volume, z, stop))
+    return writer.notes
+
+
+class TileReport:
+    """A bar of tiles with the time left; lines, a tenth of the work each, where piped.
+
+    Use as a context manager.
+    """
+
+    def __init__(self, num_volumes: int, console: Console):
+        self.num_volumes, self.console = num_volumes, console
+        self.began = None
+        self.bar = Progress(
+            TextColumn("tiles"),
+            BarColumn(bar_width=None),
+            TextColumn("{task.fields[text]}"),
+            console=console,
+            disable=not console.is_terminal,
+            transient=True,
+        )
+        self.task = self.bar.add_task("", total=1.0, text="")
+        self.told = 0
+
+    def __enter__(self):
+        self.bar.start()
+        return self
+
+    def __exit__(self, *_):
+        self.bar.stop()
+
+    def tile(self, tiling: Tiling, state) -> None:
+        """A tile is done."""
+        part = (state.volume + _part_of_volume(tiling, state)) / self.num_volumes
+        now = time.monotonic()
+        if self.began is None:  # what was done before tells nothing of the speed
+            self.began = (now, part)
+        text = f"{part:.0%}"
+        start, first = self.began
+        if part > first:
+            text += f"  {clock((now - start) / (part - first) * (1 - part))} left"
+        self.bar.update(self.task, completed=part, text=text)
+        if not self.console.is_terminal and int(10 * part) > self.told:
+            self.told = int(10 * part)
+            self.console.print(f"tiles    {text}")
+
+    def statistics(self, tiling: Tiling, state) -> None:
+        """A tile of a pass over a volume is done."""
+        collected = state.statistics
+        text = f"statistics of volume {state.volume + 1}, pass {collected.passes + 1}"
+        self.bar.update(
+            self.task, text=f"{text}: {collected.tiles} of {tiling.count} tiles"
+        )
+
+
+def _part_of_volume(tiling: Tiling, state) -> float:
+    """The part of the volume that runs which is done."""
+    slabs = tiling.slabs
+    done = sum(len(slab) for slab in slabs if slab[0].spans[0].stop <= state.slices)
+    return (done + state.tiles) / tiling.count

@@ -1,0 +1,104 @@
+"""What an enlargement is told: typed, read by tyro."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from train.data.tiff import SUFFIXES
+from train.folder import MODEL
+
+
+@dataclass(frozen=True)
+class UpscaleSettings:
+    """Enlarge a volume with a saved super-resolution network, from TIFF to TIFF.
+
+    Volumes may be larger than memory. Axes, voxel type, compression, voxel size, origin
+    and metadata are kept; times and channels are enlarged one by one. If it was
+    stopped, the same command goes on where it was.
+    """
+
+    model: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="MODEL")]
+    """A model.safetensors, or the folder of a finished run."""
+
+    input: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="IN")]
+    """A TIFF, a file of an OME set, or a folder of TIFFs with one slice each."""
+
+    out: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="OUT")]
+    """The TIFF to write."""
+
+    backend: Literal["auto", "cpu", "gpu", "metal"] = "auto"
+    """Device to run on; auto takes the best that is there."""
+
+    memory: str | None = None
+    """What the program may take, such as 2GB or 512MB; by default half of what is free.
+    On a GPU with memory of its own, of each."""
+
+    check: bool = False
+    """Before the work, compare a part of the volume in tiles with the same as a
+    whole."""
+
+    axes: str | None = None
+    """Names of the file's axes, slowest first, such as ZYX or TCZYX, where it has none
+    or wrong ones."""
+
+    series: int | None = None
+    """Which image of a file that holds several, from 0."""
+
+    normalise: Literal["input", "model"] = "input"
+    """Intensities that the network takes as 0 and 1: percentiles of each channel of
+    this volume, or those of the training data, saved with the model."""
+
+    dtype: Literal[
+        "like", "uint8", "uint16", "int16", "uint32", "int32", "float32", "float64"
+    ] = "like"
+    """Voxel type of the output; like the input's, unless told otherwise."""
+
+    compression: Literal[
+        "like", "none", "deflate", "lzw", "zstd", "packbits", "lzma"
+    ] = "like"
+    """Compression of the output; like the input's, unless told otherwise."""
+
+    overwrite: bool = False
+    """Replace OUT if it is there."""
+
+    def model_file(self) -> Path:
+        """Of a folder, the file that a finished run has in it."""
+        return self.model / MODEL if self.model.is_dir() else self.model
+
+    def check_paths(self) -> None:
+        """Raise ValueError where OUT would not be a TIFF, or replace what is read."""
+        if self.out.suffix.lower() not in SUFFIXES:
+            raise ValueError(f"OUT must end in .tif or .tiff; got {self.out}.")
+        for read in (self.input, self.model_file()):
+            if os.path.realpath(read) == os.path.realpath(self.out):
+                raise ValueError(
+                    f"OUT must not be what is read; both are {self.out}. Choose "
+                    "another name."
+                )
+        if self.input.is_dir() and self.out.resolve().parent == self.input.resolve():
+            raise ValueError(
+                f"OUT must not lie in the folder that is read, as one more slice of "
+                f"it; got {self.out}. Choose another folder."
+            )
+        if not self.model_file().is_file():
+            raise ValueError(
+                f"{self.model_file()} does not exist. Give a model.safetensors, or the "
+                "folder of a finished run."
+            )
+        if self.out.is_dir():
+            raise ValueError(f"OUT must be a file; {self.out} is a folder.")
+
+
+def parse(arguments: Sequence[str]) -> UpscaleSettings:
+    """Read a command line. An unknown option, or ``--help``, ends the program
+    (SystemExit)."""
+    return tyro.cli(
+        UpscaleSettings,
+        prog="python -m train.upscale",
+        args=list(arguments),
+        config=(tyro.conf.FlagCreatePairsOff,),
+    )
