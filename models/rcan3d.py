@@ -67,7 +67,8 @@ class RCAN3D(VolumeModel):
 
     The means of a layer are right once those before it are: after k passes the first k
     are, and after ``statistic_layers`` all. They settle much sooner; a pass that
-    changes nothing ends the loop. Add the sums up in float64. ``region`` is ((start,
+    changes nothing ends the loop. Add the sums up in float64. ``region``, which may be
+    an array (3, 2), so that one program serves all tiles, is ((start,
     stop), ..) for depth, height and width of the tile as it is passed in; None: all.
 
     Attributes:

@@ -231,7 +231,7 @@ class ChannelAttention(nn.Module):
     @nn.compact
     def __call__(self, x, region=None):
         if self.is_mutable_collection("sums") and not self.is_initializing():
-            own = x if region is None else x[_window(region)]
+            own = x if region is None else jnp.where(_inside(region, x.shape), x, 0)
             self.put_variable("sums", "channels", at_least_float32(own).sum((1, 2, 3)))
         if self.has_variable("means", "channels"):
             means = jnp.asarray(self.get_variable("means", "channels"))
@@ -249,5 +249,15 @@ class ChannelAttention(nn.Module):
         return x * jnp.broadcast_to(weights, x.shape)
 
 
-def _window(region: Sequence[Sequence[int]]) -> tuple[slice, ...]:
-    return (slice(None), *(slice(start, stop) for start, stop in region))
+def _inside(region, shape: Sequence[int]):
+    """Whether points lie in a region, ((start, stop), ..); an array of ``shape``.
+
+    A mask, and no slice: one program then takes the regions of all tiles.
+    """
+    bounds = jnp.asarray(region, jnp.int32)
+    inside = jnp.ones(shape, bool)
+    for axis in (1, 2, 3):
+        index = jax.lax.broadcasted_iota(jnp.int32, shape, axis)
+        start, stop = (jnp.broadcast_to(bounds[axis - 1, i], shape) for i in (0, 1))
+        inside = inside & (index >= start) & (index < stop)
+    return inside

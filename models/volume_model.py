@@ -46,8 +46,8 @@ class VolumeModel(nn.Module):
             kernels of dense ones. A layer that is exact with fewer has these.
         form: of :func:`jaxops.conv3d`: speed and rounding, not weights. ``"auto"`` may
             take Winograd's form, which rounds equal slices differently at different
-            depths; with ``"concat"``, ``"sum"`` or ``"outshift"`` a tile is computed
-            as the whole is.
+            depths; with ``"local"``, the fastest of ``"concat"``, ``"sum"`` and
+            ``"outshift"``, a tile is computed as the whole is.
         input_skip: ``"linear"`` or ``"cubic"`` adds the interpolated input to the
             output (the input itself for scale 1); None adds nothing.
     """
@@ -122,7 +122,7 @@ class VolumeModel(nn.Module):
         self._check_whole("in_channels", "out_channels")
         self._check_choice("conv", CONVOLUTIONS)
         self._check_choice("upsampler", UPSAMPLERS)
-        self._check_choice("form", ("auto", *FORMS))
+        self._check_choice("form", ("auto", "local", *FORMS))
         self._check_choice("input_skip", (*RESIZES, None))
         if self.rank is not None:
             self._check_whole("rank")

@@ -119,11 +119,16 @@ class Enlarger:
     def _apply(self):
         return jax.jit(self.model.apply)
 
+    @functools.cached_property
+    def _tiles(self):
+        return TileNetwork(self.model, {})
+
     def __call__(self, state: TrainState, low: np.ndarray) -> np.ndarray:
         """(z, y, x) float32 to the same, larger, on the host; in tiles where large."""
         if low.size <= WHOLE_VOXELS:
             return np.asarray(self._apply(state.variables, _batch(low)))[0, ..., 0]
-        network = TileNetwork(self.model, state.variables)
+        network = self._tiles
+        network.variables = state.variables
 
         def share(window):
             return math.prod(window) / WHOLE_VOXELS

@@ -15,7 +15,7 @@ from jaxops.backend import to_device
 from train.memory import Need, program_need
 from train.tiles import Sizes, Tile, Tiling
 
-FORM = "concat"
+FORM = "local"
 
 
 class TileNetwork:
@@ -23,7 +23,7 @@ class TileNetwork:
 
     def __init__(self, model, variables):
         self.model = model.clone(form=FORM)
-        self.variables = variables
+        self.variables = variables  # others of the same shapes may take their place
         self._programs = {}
         self._layers = None  # the tree of statistics, and their shapes
 
@@ -34,14 +34,16 @@ class TileNetwork:
         - means: of the whole volume, from `Statistics`; None where the network has no
           statistics, or to take the window's own.
         """
-        program = self._program(window.shape, means is not None, None)
+        program = self._program(window.shape, means is not None)
         result = program(self._bound(means), to_device(window[None, ..., None]))
         return np.asarray(result)[0, ..., 0]
 
     def sums(self, window, means, region) -> list[np.ndarray]:
         """Sums over a region of a window, (1, channels) float64 a statistic layer."""
-        program = self._program(window.shape, means is not None, region)
-        sums = program(self._bound(means), to_device(window[None, ..., None]))
+        program = self._program(window.shape, means is not None, sums=True)
+        x = to_device(window[None, ..., None])
+        bounds = to_device(np.asarray(region), dtype=jnp.int32)
+        sums = program(self._bound(means), x, bounds)
         return [np.asarray(s, np.float64) for s in jax.tree.leaves(sums)]
 
     def tiling(self, size: Sizes, window: Sizes) -> Tiling:
@@ -52,49 +54,44 @@ class TileNetwork:
     def need(self, window: Sizes) -> Need:
         """What running a window of this size takes, see `train.memory.Need`."""
         has_means = self.model.statistic_layers > 0
-        program = self._program(tuple(window), has_means, None)
-        return program_need(program, *self._traced(tuple(window), has_means, None))
+        program = self._program(tuple(window), has_means)
+        return program_need(program, *self._traced(tuple(window), has_means))
 
     def need_by_trace(self, window: Sizes) -> Need:
         """A guess of the same, without compiling."""
         has_means = self.model.statistic_layers > 0
-        return program_need(None, *self._traced(tuple(window), has_means, None))
+        return program_need(None, *self._traced(tuple(window), has_means))
 
     def keep_only(self, window: Sizes) -> None:
         """Forget the programs for windows of other sizes."""
         kept = {key: p for key, p in self._programs.items() if key[0] == tuple(window)}
         self._programs = kept
 
-    def _function(self, region) -> Callable:
-        if region is None:
-            return self.model.apply
+    def _sums(self, variables, x, region):
+        _, new = self.model.apply(variables, x, region=region, mutable=["sums"])
+        return new["sums"]
 
-        def sums(variables, x):
-            _, new = self.model.apply(variables, x, region=region, mutable=["sums"])
-            return new["sums"]
-
-        return sums
-
-    def _program(self, window, has_means, region):
-        key = (tuple(window), has_means, region)
+    def _program(self, window, has_means, sums=False):
+        key = (tuple(window), has_means, sums)
         if key not in self._programs:
             function, *arguments = self._traced(*key)
             self._programs[key] = jax.jit(function).lower(*arguments).compile()
         return self._programs[key]
 
-    def _traced(self, window, has_means, region):
+    def _traced(self, window, has_means, sums=False):
         """The function, and its arguments as shapes."""
         variables = jax.tree.map(_shape, self.variables)
         if has_means:
             variables = {**variables, "means": self._statistics()}
         x = jax.ShapeDtypeStruct((1, *window, 1), jnp.float32)
-        return self._function(region), variables, x
+        if not sums:
+            return self.model.apply, variables, x
+        return self._sums, variables, x, jax.ShapeDtypeStruct((3, 2), jnp.int32)
 
     def _statistics(self):
         if self._layers is None:
             x = jnp.zeros(self.model.example_shape())
-            region = tuple((0, n) for n in x.shape[1:-1])
-            sums = jax.eval_shape(self._function(region), self.variables, x)
+            sums = jax.eval_shape(self._sums, self.variables, x, None)
             self._layers = jax.tree.map(_shape, sums)
         return self._layers
 

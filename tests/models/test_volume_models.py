@@ -498,7 +498,7 @@ def test_bundle_of_another_size_is_refused(tmp_path):
         (EDSR3D, {"conv": "2+1"}, ValueError, "'exact', 'separable', '2plus1d'"),
         (EDSR3D, {"rank": 2}, ValueError, "rank is for conv"),
         (EDSR3D, {"rank": 0, "conv": "separable"}, ValueError, "rank is a whole"),
-        (EDSR3D, {"form": "best"}, ValueError, "'auto', 'sum'"),
+        (EDSR3D, {"form": "best"}, ValueError, "'auto', 'local'"),
         (EDSR3D, {"upsampler": "cubic"}, ValueError, "'shuffle', 'linear'"),
         (EDSR3D, {"input_skip": "nearest"}, ValueError, "'linear', 'cubic', None"),
         (EDSR3D, {"n_blocks": 0}, ValueError, "n_blocks is a whole number"),
