@@ -62,7 +62,7 @@ def small_windows():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TileNetwork, "__init__", create)
         patch.setattr(TileNetwork, "keep_only", lambda self, window: None)
-        patch.setattr(memory.Budget, "share", lambda self, need: need.largest / 90_000)
+        patch.setattr(memory.Budget, "share", lambda self, need: need.largest / 120_000)
         yield
 
 
@@ -180,7 +180,7 @@ def test_kill_9_in_a_process_of_its_own(files, expected, tmp_path):
         """
         import os, sys
         from train import memory, upscale, upscale_work
-        memory.Budget.share = lambda self, need: need.largest / 90_000
+        memory.Budget.share = lambda self, need: need.largest / 120_000
         written, calls = upscale_work.Work.write, []
         def dying(work, *arguments):
             written(work, *arguments)
