@@ -26,11 +26,13 @@ import jax.numpy as jnp
 import numpy as np
 import tyro
 
-from jaxops.backend import select_backend
-from models import EDSR3D, save
-from train.data.tiff import VolumeWriter
-
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from jaxops.backend import select_backend  # noqa: E402
+from models import EDSR3D, save  # noqa: E402
+from train.data.tiff import VolumeWriter  # noqa: E402
+
 PLANE = (1024, 1024)
 LIMIT = 1.6e9  # bytes of resident size that are promised for --memory 1GB
 POLL_SECONDS = 0.05
