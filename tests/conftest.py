@@ -15,6 +15,9 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
+METAL = ("tests/metal/test_iree", "tests/metal/test_mlx", "tests/metal/test_shaders")
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--backend",
@@ -42,3 +45,16 @@ BACKEND = pytest.StashKey[jaxops.Backend]()
 def backend(pytestconfig: pytest.Config) -> jaxops.Backend:
     """The device that this run tests."""
     return pytestconfig.stash[BACKEND]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log):
+    """A file to a process; the ways to Metal to one, for they share compilations."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFile(LoadFileScheduling):
+        def _split_scope(self, nodeid):
+            file = super()._split_scope(nodeid)
+            return "tests/metal" if file.startswith(METAL) else file
+
+    return ByFile(config, log) if config.getvalue("dist") == "loadfile" else None

@@ -1,0 +1,1 @@
+// The shaders include it; all they need of it is in metal_stdlib.
