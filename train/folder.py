@@ -2,22 +2,16 @@
 
 import contextlib
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 
-try:
-    import fcntl
-except ImportError:  # Windows, where two runs in one folder are not told apart
-    fcntl = None
-
 from train.checkpoint import BEST, LAST
+from train.lock import locked
 from train.settings import CONFIG
 
 METRICS = "metrics.jsonl"
 MODEL = "model.safetensors"
 PICTURE = "prediction.png"
 SAMPLES = "samples.npz"
-LOCK = ".lock"
 RUNS = Path("runs")
 
 
@@ -73,28 +67,17 @@ def check_writable(folder: Path) -> None:
         ) from error
 
 
-@contextlib.contextmanager
-def reserved(folder: Path) -> Iterator[None]:
+def reserved(folder: Path) -> contextlib.AbstractContextManager[None]:
     """Keep a run's folder to this process while the block lasts.
-
-    The system gives the lock back when a process ends, however it ends.
 
     Raises:
         ValueError: if another process trains there.
     """
-    with open(folder / LOCK, "ab") as file:
-        if fcntl is not None:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise ValueError(
-                    f"A folder takes one run at a time; another process trains in "
-                    f"{folder}. Wait for it, or choose another folder with --out."
-                ) from error
-        try:
-            yield
-        finally:
-            (folder / LOCK).unlink(missing_ok=True)
+    return locked(
+        folder,
+        f"A folder takes one run at a time; another process trains in {folder}. Wait "
+        "for it, or choose another folder with --out.",
+    )
 
 
 def remove_run(folder: Path) -> None:

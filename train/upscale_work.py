@@ -22,14 +22,10 @@ from typing import Any
 import numpy as np
 
 from models.atomic import replace_file
+from train.lock import locked
 from train.tile_network import Statistics
 
-try:
-    import fcntl
-except ImportError:  # Windows, where two processes are not told apart
-    fcntl = None
-
-STATE, VOXELS, LOCK = "state.json", "voxels.raw", ".lock"
+STATE, VOXELS = "state.json", "voxels.raw"
 SUFFIX = ".upscale"
 
 
@@ -214,7 +210,11 @@ def open_work(out: Path, key: str, shape, dtype) -> Iterator[tuple[Work, str]]:
     folder = folder_of(out)
     folder.mkdir(parents=True, exist_ok=True)
     try:
-        with _locked(folder):
+        with locked(
+            folder,
+            f"An output is made by one process at a time; another works in {folder}. "
+            "Wait for it, or choose another OUT.",
+        ):
             name = folder.name.removesuffix(SUFFIX)
             for leftover in folder.parent.glob(f"{glob.escape(name)}.*.tmp"):
                 leftover.unlink(missing_ok=True)
@@ -233,24 +233,6 @@ def open_work(out: Path, key: str, shape, dtype) -> Iterator[tuple[Work, str]]:
     finally:
         with contextlib.suppress(OSError):  # not empty, or gone: both are well
             folder.rmdir()
-
-
-@contextlib.contextmanager
-def _locked(folder):
-    """The system gives the lock back when a process ends, however it ends."""
-    with open(folder / LOCK, "ab") as file:
-        if fcntl is not None:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise ValueError(
-                    f"An output is made by one process at a time; another works in "
-                    f"{folder}. Wait for it, or choose another OUT."
-                ) from error
-        try:
-            yield
-        finally:
-            (folder / LOCK).unlink(missing_ok=True)
 
 
 def _clear(folder):

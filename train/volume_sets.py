@@ -134,11 +134,11 @@ def _phantom_sets(options):
 def _sets(options, named, scale, degradation, voxel_size, unit, lines):
     """``named``: name, (low, high) to train on, (low, high) to test on."""
     pairs, ranges, tests = [], [], []
+    made = degradation is not None
     digest = hashlib.sha256()
     for name, (low, high), (test_low, test_high) in named:
         test_high = _middle(test_high, scale)
         test_low = None if test_low is None else _middle(test_low, (1, 1, 1), scale)
-        made = low is None
         if made:
             low, test_low = (
                 degradation.reduce(np.asarray(part[:, :, :]))
