@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -24,6 +24,8 @@ from rich.console import Console
 from jaxops.backend import BackendError, select_backend, to_device
 from models import load, save
 from models.factorised import factorised
+from train.folder import check_writable, model_file
+from train.settings import typed
 from train.sr_settings import MakeSettings, SRSettings
 from train.volume_metrics import psnr
 from train.volume_sets import data_range, load_sets
@@ -37,10 +39,11 @@ class FactoriseSettings:
     """Replace the dense 3x3x3 kernels of a trained network by cheaper factors."""
 
     model: tyro.conf.Positional[Path]
-    """A model.safetensors of a volume network with exact convolutions."""
+    """A model.safetensors of a volume network with exact convolutions, or the folder of
+    its run."""
 
     out: tyro.conf.Positional[Path]
-    """File to write."""
+    """The file to write, a .safetensors."""
 
     rank: int = 2
     """Terms a kernel. For separable kernels 1 and 2 save time, 3 is exact; for 2plus1d
@@ -86,8 +89,12 @@ def run(options: FactoriseSettings, console: Console) -> None:
         raise ValueError(
             f"{options.out} exists. Replace it by --overwrite, or choose another name."
         )
+    if options.out.suffix != ".safetensors":
+        raise ValueError(f"The file to write ends in .safetensors; got {options.out}.")
+    path = model_file(options.model)
+    check_writable(options.out.absolute().parent)
     console.print(f"backend  {select_backend(options.backend)}")
-    model, variables, extra = load(options.model)
+    model, variables, extra = load(path)
     cheaper, changed, errors = factorised(model, variables, options.conv, options.rank)
     worst = max(errors, key=errors.get)
     mean = np.mean(list(errors.values()))
@@ -95,34 +102,50 @@ def run(options: FactoriseSettings, console: Console) -> None:
         f"kernels  {len(errors)} factorised, relative error {mean:.2%} on average, "
         f"{errors[worst]:.2%} at most ({worst})"
     )
-    low, truth = _test_volume(options, model, extra)
+    try:
+        made = made_as_in_training(extra)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
+    low, truth = _test_volume(options, model, made)
     rows = {"dense": (model, variables), "factorised": (cheaper, changed)}
     outputs, seconds = _measure(rows, low)
     console.print(f"{'':10}     weights  forward (ms)  PSNR (dB)")
+    note = {"conv": options.conv, "rank": options.rank}
     for name, (_, weights) in rows.items():
         number = sum(leaf.size for leaf in jax.tree.leaves(weights["params"]))
         value = psnr(truth, outputs[name], data_range(truth))
+        note[f"psnr_{name}"] = value
         console.print(
             f"{name:10}  {number:10,}  {1000 * seconds[name]:12.1f}  {value:9.2f}"
         )
-    note = {"of": str(options.model), "conv": options.conv, "rank": options.rank}
-    extra.pop("training", None)  # of the dense network's optimiser
+    for name in ("training", "tests", "best"):  # of the dense network
+        extra.pop(name, None)
     save(options.out, cheaper, changed, **{**extra, "factorised": note})
     console.print(f"made {options.out}")
 
 
-def _test_volume(options, model, extra):
+def made_as_in_training(extra: dict[str, Any]) -> MakeSettings:
+    """How low-resolution volumes were made for the network, or by default.
+
+    Raises:
+        ValueError: if what is saved is no such settings.
+    """
+    settings = extra.get("settings", {})
+    if not isinstance(settings, dict) or "make" not in settings:
+        return MakeSettings()
+    return typed(MakeSettings, settings["make"], "settings.make")
+
+
+def _test_volume(options, model, made):
     """Encoded (z, y, x) volumes, low and high, as `train.sr` holds them out."""
-    made = extra.get("settings", {}).get("make", {})
-    if options.volume is None or made.get("psf"):
-        made = {}
-    made = {k: tuple(v) if isinstance(v, list) else v for k, v in made.items()}
+    if options.volume is None and made.psf is not None:
+        made = MakeSettings()  # a measured spread of light is of no use there
     sets = load_sets(
         SRSettings(
             data=() if options.volume is None else (options.volume,),
             scale=tuple(model.scale),
             holdout=0.5,
-            make=MakeSettings(**made),
+            make=made,
         )
     )
     low, high = sets.tests[0].low, sets.tests[0].high

@@ -145,7 +145,7 @@ class FNOSettings(TrainSettings):
 
     def check(self) -> None:
         super().check()
-        self.check_ranges(holdout=0 < self.holdout < 1)
+        self.check_ranges(holdout=(0 < self.holdout < 1, "above 0 and below 1"))
         if self.data is None and (self.test or self.read != ReadSettings()):
             raise ValueError(
                 "--test and the options that say how files are read need --data FILE."

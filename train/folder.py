@@ -30,6 +30,22 @@ def has_settings(folder: Path) -> bool:
     return (folder / CONFIG).exists()
 
 
+def model_file(path: Path) -> Path:
+    """A model's file: the path, or of the folder of a finished run the one in it.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    if path.is_dir():
+        path = path / MODEL
+    if not path.is_file():
+        raise ValueError(
+            f"{path} does not exist. Give a model.safetensors, or the folder of a "
+            "finished run, such as runs/darcy."
+        )
+    return path
+
+
 def newest() -> Path | None:
     """The run in runs/ that was written to last, or None."""
     runs = [folder for folder in RUNS.glob("*") if has_settings(folder)]

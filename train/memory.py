@@ -16,8 +16,8 @@ import numpy as np
 
 from jaxops import plugins
 
-UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
-UNITS |= {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "p": 10**15}
+UNITS |= {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40, "pi": 2**50}
 LARGEST_ARRAY = 2**31  # elements: some convolution libraries count in 32 bits
 SHARE = 0.5  # of the free memory, where no budget is given
 # Beside what the compiler plans: what the libraries that it calls take for themselves,
@@ -42,17 +42,19 @@ MMAP_THRESHOLD = -3  # a parameter of mallopt, from malloc.h
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes from ``2GB`` (10^9), ``1.5GiB`` (2^30), ``512MB``, ``800M`` or a number.
+    """Bytes from ``2GB`` (10^9), ``1.5GiB`` (2^30), ``800M`` or ``64B``.
 
     Raises:
         ValueError: for anything else, and for nothing or less.
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([kmgt]i?)?b?\s*", text.lower())
+    match = re.fullmatch(
+        r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(?:([kmgtp]i?)b?|b)\s*", text.lower()
+    )
     count = int(float(match[1]) * UNITS[match[2] or ""]) if match else 0
     if count < 1:
         raise ValueError(
-            "an amount of memory is a number with a unit, such as 2GB, 512MB or "
-            f"1.5GiB; got {text!r}."
+            "--memory must be a size with a unit, such as 2GB or 800MB, above 0; got "
+            f"{text!r}."
         )
     return count
 
@@ -70,7 +72,7 @@ def free_memory() -> int:
     """Bytes that processes may take without swapping, a container's limit included."""
     if platform.system() == "Darwin":
         return _free_on_macos(subprocess.check_output(["vm_stat"], text=True))
-    found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    found = [machine_memory()]
     information = Path("/proc/meminfo")
     if information.exists():
         kilobytes = re.search(r"MemAvailable:\s*(\d+)", information.read_text())
@@ -83,6 +85,11 @@ def free_memory() -> int:
             continue
         found.append(limit - used + (int(cached[1]) if cached else 0))
     return max(0, min(found))
+
+
+def machine_memory() -> int:
+    """Bytes of memory in this machine, taken or not."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _free_on_macos(text: str) -> int:
@@ -249,12 +256,22 @@ class Budget:
 
 
 def budget(text: str | None) -> Budget:
-    """From what the user gave, or half of what is free."""
+    """From what the user gave, or half of what is free.
+
+    Raises:
+        ValueError: for what is no size, or more than there is in this machine.
+    """
     own = device_memory()
     if text is None:
         total = int(SHARE * free_memory()) + resident_memory()
         return Budget(total, None if own is None else int(0.8 * own))
     total = parse_bytes(text)
+    most = max(machine_memory(), own or 0)
+    if total > most:
+        raise ValueError(
+            f"--memory must be at most what this machine has, {bytes_text(most)}; got "
+            f"{text!r}."
+        )
     return Budget(total, None if own is None else min(total, int(0.9 * own)))
 
 

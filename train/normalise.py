@@ -16,6 +16,7 @@ BLOCK_SIZE = 2**18
 # the second with the maximum.
 SPARSE, TAIL = 0.05, 1 / 20
 TINY = 1e-4
+HOT = 8  # voxels that may be faults of a detector, in volumes of 1e5 and more
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,8 +185,9 @@ class IntensityRange:
         A volume with few bright voxels is not left to its background: where the range
         is less than 0.05 of the one to the 99.99th percentile (for 99.8; the tail is a
         twentieth as long), it widens to that; where it has no width, or less than 1e-4
-        of minimum to maximum, to the maximum, and to the minimum if need be. A constant
-        volume has high = low + 1.
+        of minimum to maximum, to the maximum, and to the minimum if need be; the 8
+        brightest voxels of a large volume don't count, unless they are all there is. A
+        constant volume has high = low + 1.
 
         Raises ValueError for complex values and where no voxel is finite.
         """
@@ -206,10 +208,13 @@ class IntensityRange:
         low, high, top = counts.percentiles((first, last, 100 - TAIL * (100 - last)))
         if 0 < high - low < SPARSE * (top - low):
             high = top
-        if high - low <= TINY * (largest - smallest):
-            high = largest
-            if high - low <= TINY * (largest - smallest):
-                low = smallest
+        for brightest in (counts.largest_but_hot(), largest):
+            if high - low <= TINY * (brightest - smallest):
+                high = brightest
+                if high - low <= TINY * (brightest - smallest):
+                    low = smallest
+            if high > low:
+                break  # few voxels beyond are taken for faults of the detector
         if low == high:
             high = low + max(1.0, float(np.spacing(abs(low))))
         return cls(low, high, counts.num_ignored)
@@ -293,6 +298,13 @@ class _Counts:
         distance = np.clip(piece - self._origin, -limit, limit).astype(np.float32)
         keys = (distance.view(np.uint32) >> self.SHIFT).astype(np.int64)
         self._floats += np.bincount(keys, minlength=self._floats.size)
+
+    def largest_but_hot(self):
+        """The largest intensity, of large volumes without the 8 largest."""
+        if self.total < 1e5:
+            return self.largest
+        (value,) = self.percentiles([100 * (1 - HOT / (self.total - 1))])
+        return value
 
     def percentiles(self, percents):
         used = np.flatnonzero(self._integers)

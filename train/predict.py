@@ -108,7 +108,7 @@ def predict(options: PredictSettings, console: Console) -> None:
     out = options.out or Path(f"{options.data.stem}-prediction.npz")
     _check_outputs(options, out)
     console.print(f"backend  {select_backend(options.backend)}")
-    model, variables, extra = load(_model_file(options.model))
+    model, variables, extra = load(files.model_file(options.model))
     inputs, targets = _read(options, model, extra)
     _check_channels(options, model, inputs, targets)
     size = f"{len(inputs)} samples of {grid_text(inputs.shape[1:-1])}"
@@ -158,7 +158,7 @@ def predict(options: PredictSettings, console: Console) -> None:
 
 def _check_outputs(options, out):
     """Refuse outputs that cannot be written, or that would replace what is read."""
-    read = [path.resolve() for path in (_model_file(options.model), options.data)]
+    read = [path.resolve() for path in (files.model_file(options.model), options.data)]
     if options.picture is not None and options.picture.resolve() == out.resolve():
         raise ValueError(f"--out and --picture must be two files; both are {out}.")
     for path in (out, options.picture):
@@ -171,18 +171,6 @@ def _check_outputs(options, out):
             raise ValueError(f"An output must be a file; {path} is a folder.")
     if options.picture is not None and options.picture.suffix.lower() != ".png":
         raise ValueError(f"--picture must end in .png; got {options.picture}.")
-
-
-def _model_file(path):
-    """The model's file, of a folder the one that a finished run has in it."""
-    if path.is_dir():
-        path = path / files.MODEL
-    if not path.exists():
-        raise ValueError(
-            f"{path} does not exist. Give a model.safetensors, or the folder of a "
-            "finished run, such as runs/darcy."
-        )
-    return path
 
 
 def _check_channels(options, model, inputs, targets):

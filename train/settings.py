@@ -54,31 +54,37 @@ class TrainSettings:
     """Seed of weights, order and dropout."""
 
     test_every: int = 1
-    """Epochs between tests at the training resolution."""
+    """Epochs from one test to the next."""
 
     def check(self) -> None:
         """Raise ValueError for numbers out of range and settings that do not agree."""
         self.check_ranges(
-            epochs=self.epochs >= 1,
-            batch_size=self.batch_size >= 1,
-            learning_rate=self.learning_rate > 0,
-            weight_decay=self.weight_decay >= 0,
-            warmup=0 <= self.warmup <= 1,
-            gradient_clip=self.gradient_clip is None or self.gradient_clip > 0,
-            seed=0 <= self.seed < 2**32,
-            test_every=self.test_every >= 1,
+            epochs=(self.epochs >= 1, "1 or more"),
+            batch_size=(self.batch_size >= 1, "1 or more"),
+            learning_rate=(self.learning_rate > 0, "above 0"),
+            weight_decay=(self.weight_decay >= 0, "0 or more"),
+            warmup=(0 <= self.warmup <= 1, "from 0 to 1"),
+            gradient_clip=(
+                self.gradient_clip is None or self.gradient_clip > 0,
+                "above 0",
+            ),
+            seed=(0 <= self.seed < 2**32, "from 0 to 4294967295"),
+            test_every=(self.test_every >= 1, "1 or more"),
         )
         if self.resume and self.overwrite:
             raise ValueError(
                 "--resume keeps a run and --overwrite removes it: use one."
             )
 
-    def check_ranges(self, **are_good: bool) -> None:
-        """Raise ValueError for the first field that is not good."""
-        for name, is_good in are_good.items():
+    def check_ranges(self, **rules: tuple[bool, str]) -> None:
+        """Raise ValueError for the first field that does not follow its rule: whether
+        it does, and the rule in words."""
+        for name, (is_good, rule) in rules.items():
             if not is_good:
+                value = getattr(self, name)
+                value = " ".join(map(str, value)) if isinstance(value, tuple) else value
                 flag = "--" + name.replace("_", "-")
-                raise ValueError(f"{flag} is out of range: got {getattr(self, name)}.")
+                raise ValueError(f"{flag} must be {rule}; got {value}.")
 
 
 Settings = TypeVar("Settings", bound=TrainSettings)
@@ -136,7 +142,7 @@ def read_settings(path: Path, kind: type[Settings]) -> Settings:
             version's.
     """
     try:
-        return _typed(kind, json.loads(path.read_bytes()), "it")
+        return typed(kind, json.loads(path.read_bytes()), "it")
     except ValueError as error:
         raise ValueError(
             f"{path} must hold the settings of such a run, of this version; it does "
@@ -185,29 +191,31 @@ def _flags(kind, prefix="--"):
             # A group without a name of its own (tyro.conf.arg(name="")) has no prefix.
             inner = prefix if _is(hint, Annotated) else f"{prefix}{name}."
             flags[name] = _flags(bare, inner)
+        elif _is(hint, Annotated):  # tyro.conf.Positional
+            flags[name] = name.upper()
         else:
             flags[name] = f"{prefix}{name}".replace("_", "-")
     return flags
 
 
-def _typed(hint, value, where):
-    """A value from JSON as the annotation has it.
+def typed(hint: Any, value: Any, where: str) -> Any:
+    """A value from JSON as the annotation has it; ``where`` names it.
 
     Raises:
         ValueError: if it is of another type.
     """
     if _is(hint, Annotated):
-        return _typed(typing.get_args(hint)[0], value, where)
+        return typed(typing.get_args(hint)[0], value, where)
     if dataclasses.is_dataclass(hint) and isinstance(value, dict):
         hints = typing.get_type_hints(hint, include_extras=True)
         if wrong := hints.keys() ^ value.keys():
             raise ValueError(f"{where} lacks or does not know {', '.join(wrong)}")
-        return hint(**{k: _typed(hints[k], v, k) for k, v in value.items()})
+        return hint(**{k: typed(hints[k], v, k) for k, v in value.items()})
     arguments = typing.get_args(hint)
     if _is(hint, typing.Union) or _is(hint, types.UnionType):
         for argument in arguments:
             try:
-                return _typed(argument, value, where)
+                return typed(argument, value, where)
             except ValueError:  # another member may take it; else it is told below
                 continue
     elif _is(hint, Literal) and value in arguments:
@@ -215,7 +223,7 @@ def _typed(hint, value, where):
     elif _is(hint, tuple) and isinstance(value, list):
         each = arguments[:1] * len(value) if arguments[-1] is ... else arguments
         if len(each) == len(value):
-            return tuple(_typed(*pair, where) for pair in zip(each, value, strict=True))
+            return tuple(typed(*pair, where) for pair in zip(each, value, strict=True))
     elif hint is Path and isinstance(value, str):
         return Path(value)
     elif hint is float and type(value) is int:

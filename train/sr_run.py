@@ -167,8 +167,10 @@ def _followed(sets: VolumeSets) -> list[HeldOut]:
             slice(part.start * s, part.stop * s)
             for part, s in zip(low, sets.scale, strict=True)
         )
-        part = HeldOut(volume.name, volume.low[low], volume.high[high])
-        chosen.append(part)
+        known = volume.is_finite
+        if known is not None:
+            known = known[high] if known[high].any() else np.ones_like(known[high])
+        chosen.append(HeldOut(volume.name, volume.low[low], volume.high[high], known))
     return chosen
 
 
@@ -181,14 +183,19 @@ def _errors(enlarge, state, volumes):
     for volume in volumes:
         ours = enlarge(state, volume.low)
         _check(ours, volume.name, state)
-        error = np.sqrt(np.mean(np.square(volume.high - ours, dtype=np.float64)))
-        values = [
-            psnr(volume.high, image, data_range(volume.high))
-            for image in (ours, enlarge.cubic(volume.low))
-        ]
+        truth, ours, cubic = _known(volume, ours, enlarge.cubic(volume.low))
+        error = np.sqrt(np.mean(np.square(truth - ours, dtype=np.float64)))
+        values = [psnr(truth, image, data_range(truth)) for image in (ours, cubic)]
         rows.append((float(error), *values))
     names = ("rmse", "psnr", "psnr_cubic")
     return dict(zip(names, map(_finite, np.mean(rows, axis=0)), strict=True))
+
+
+def _known(volume, *images):
+    """The truth and images, where the truth is known."""
+    if volume.is_finite is None:
+        return volume.high, *images
+    return [image[volume.is_finite] for image in (volume.high, *images)]
 
 
 def _finite(value):
@@ -210,16 +217,29 @@ def _check(volume, name, state):
         )
 
 
-def _scores(truth, image, curve):
+def _scores(volume, image, curve):
     """What metrics.jsonl and the model carry of one image; None for what is infinite
     or not defined."""
-    largest = data_range(truth)
+    truth, known = _known(volume, image)
+    largest, is_whole = data_range(truth), volume.is_finite is None
     return {
-        "psnr": _finite(psnr(truth, image, largest)),
-        "ssim": _finite(ssim(truth, image, largest)),
-        "nrmse": _finite(nrmse(truth, image)) if np.any(truth) else None,
-        "resolution": _finite(curve.resolution),
+        "psnr": _finite(psnr(truth, known, largest)),
+        "ssim": _finite(ssim(volume.high, image, largest)) if is_whole else None,
+        "nrmse": _finite(nrmse(truth, known)) if np.any(truth) else None,
+        "resolution": _finite(curve.resolution) if is_whole else None,
     }
+
+
+def _row(scores, curve):
+    """Scores as a line of the table."""
+    styles = {"psnr": "9.2f", "ssim": "6.4f", "nrmse": "6.4f", "resolution": "10"}
+    texts = {**scores, "resolution": scores["resolution"] and str(curve)}
+    return "  ".join(
+        f"{'-':>{style.split('.')[0]}}"
+        if texts[name] is None
+        else f"{texts[name]:>{style}}"
+        for name, style in styles.items()
+    )
 
 
 def _finish(
@@ -244,17 +264,9 @@ def _finish(
         results, curves = {}, {}
         for name in ("cubic", "ours"):
             curves[name] = shell_correlation(volume.high, shown[name], sets.voxel_size)
-            results[name] = _scores(volume.high, shown[name], curves[name])
-            values = "  ".join(
-                f"{'-' if value is None else format(value, style):>{width}}"
-                for value, style, width in zip(
-                    results[name].values(),
-                    (".2f", ".4f", ".4f", ".3g"),
-                    (9, 6, 6, 10),
-                    strict=True,
-                )
-            )
-            lines.append(f"{volume.name[:28]:28}  {name:6}  {values}")
+            results[name] = _scores(volume, shown[name], curves[name])
+            row = _row(results[name], curves[name])
+            lines.append(f"{volume.name[:28]:28}  {name:6}  {row}")
         log.write(
             event="test",
             volume=volume.name,

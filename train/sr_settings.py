@@ -29,16 +29,17 @@ class NetworkSettings:
     """Which network."""
 
     hidden_channels: int | None = None
-    """Channels between."""
+    """Channels between; 16, unless given (mdcsrn has none)."""
 
     n_blocks: int | None = None
-    """Residual, dense or slice-mixing blocks."""
+    """Residual, dense or slice-mixing blocks; 4, unless given, of rcan3d and mdcsrn 2
+    (unet3d has none)."""
 
     n_groups: int | None = None
-    """Residual groups of rcan3d."""
+    """Residual groups of rcan3d; 2, unless given."""
 
     n_levels: int | None = None
-    """Poolings of unet3d."""
+    """Poolings of unet3d; 2, unless given."""
 
     conv: Literal["exact", "separable", "2plus1d"] = "exact"
     """3x3x3 kernels as they are, or factorised into depth and plane: a third of the
@@ -87,10 +88,24 @@ class MakeSettings:
     """TIFF of a point spread function in high-resolution voxels, in place of --blur."""
 
     photons: float | None = None
-    """Shot noise: photons a low-resolution voxel has at full intensity."""
+    """Shot noise: photons a low-resolution voxel has at full intensity; 0: none. By
+    default none, for the synthetic volume 200."""
 
-    noise: float = 0.0
-    """Gaussian noise: standard deviation relative to the intensity range."""
+    noise: float | None = None
+    """Gaussian noise: standard deviation relative to the intensity range. By default
+    none, for the synthetic volume 0.01."""
+
+    def check(self) -> None:
+        """Raise ValueError for numbers out of range."""
+        if len(self.blur) not in (0, 1, 3) or min(self.blur, default=0) < 0:
+            got = " ".join(map(str, self.blur))
+            raise ValueError(
+                f"--blur must be one number or three (z y x), 0 or more; got {got}."
+            )
+        for name in ("photons", "noise"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value < 1e15:
+                raise ValueError(f"--{name} must be 0 or more; got {value}.")
 
 
 @dataclass(frozen=True)
@@ -149,7 +164,7 @@ class SRSettings(TrainSettings):
     """What is minimised, on intensities that are normalised."""
 
     augment: bool = True
-    """Flip and turn patches; the flag leaves it out."""
+    """Take patches as they are, without flips and turns."""
 
     keep_empty: float = 0.05
     """Part of the patches that is drawn where nothing is to be seen."""
@@ -168,16 +183,21 @@ class SRSettings(TrainSettings):
 
     def check(self) -> None:
         super().check()
+        scale = self.scale or (1,)
         self.check_ranges(
-            scale=not self.scale
-            or len(self.scale) in (1, 3)
-            and min(self.scale) >= 1
-            and max(self.scale) <= 16,
-            holdout=0 < self.holdout < 1,
-            patch=len(self.patch) == 3 and min(self.patch) >= 1,
-            steps=self.steps >= 1,
-            keep_empty=0 <= self.keep_empty <= 1,
+            scale=(
+                len(scale) in (1, 3) and min(scale) >= 1 and max(scale) <= 16,
+                "three whole numbers (z y x) from 1 to 16, or one for all",
+            ),
+            holdout=(0 < self.holdout < 1, "above 0 and below 1"),
+            patch=(
+                len(self.patch) == 3 and min(self.patch) >= 1,
+                "three whole numbers (z y x), 1 or more",
+            ),
+            steps=(self.steps >= 1, "1 or more"),
+            keep_empty=(0 <= self.keep_empty <= 1, "from 0 to 1"),
         )
+        self.make.check()
         if not self.data and (self.low or self.read != ReadSettings()):
             raise ValueError(
                 "--low and the options that say how files are read need volumes to "

@@ -1,7 +1,7 @@
 """The steps of an enlargement: intensities, plan, tiles, and the finished TIFF."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,15 +17,13 @@ from train.report import clock
 from train.tile_network import TileNetwork, run_tiled
 from train.tile_plan import choose_tiling, halved, smallest_window
 from train.tiles import Box, Sizes, Tiling
-from train.upscale_work import Counts, Work
+from train.upscale_work import Counts, Stopped, Work
 
 BLOCK_BYTES = 2**24  # of what is read or written at a time, where that is free
 SLAB_SHARE = 0.2  # of the budget, for decoded planes
 TOLERANCE = 1e-5  # of the range, between tiles and the whole
-
-
-class Stopped(Exception):
-    """Somebody asked the work to stop; it can go on."""
+SAMPLED_PLANES = 5  # a channel, to compare with the intensities of the training data
+FOREIGN = 10.0  # times as wide or as narrow a range is not what a network learnt
 
 
 @dataclass
@@ -76,16 +74,49 @@ def fit_ranges(job: Job, percentiles: tuple[float, float]) -> list[IntensityRang
     return [IntensityRange.fit(_blocks(job, c), percentiles) for c in range(sizes["C"])]
 
 
-def _blocks(job: Job, c: int) -> Iterator[np.ndarray]:
+def foreign_ranges(job: Job) -> list[str]:
+    """Notes on channels whose intensities are far from the ranges that were chosen, by
+    a few planes of each."""
+    notes = []
+    for c, chosen in enumerate(job.ranges):
+        times, planes = job.volume.sizes["T"], job.volume.sizes["Z"]
+        sample = sorted({i * (planes - 1) // 4 for i in range(SAMPLED_PLANES)})
+        try:
+            own = IntensityRange.fit(_blocks(job, c, [times // 2], sample))
+        except ValueError:  # no finite voxel: nothing can be compared
+            continue
+        widths = own.high - own.low, chosen.high - chosen.low
+        apart = own.low >= chosen.high or own.high <= chosen.low
+        if apart or not 1 / FOREIGN <= widths[0] / widths[1] <= FOREIGN:
+            channel = f"of channel {c} " if len(job.ranges) > 1 else ""
+            notes.append(
+                f"the intensities {channel}are {own.low:.6g} to {own.high:.6g}, far "
+                f"from those of the training data, {chosen.low:.6g} to "
+                f"{chosen.high:.6g}: --normalise input may do better"
+            )
+    return notes
+
+
+def _blocks(
+    job: Job,
+    c: int,
+    times: Sequence[int] | None = None,
+    planes: Sequence[int] | None = None,
+) -> Iterator[np.ndarray]:
+    """A channel, or some planes of it, part by part."""
     sizes = job.volume.sizes
     row_bytes = sizes["X"] * job.volume.dtype.itemsize
     rows = min(max(1, BLOCK_BYTES // row_bytes), sizes["Y"])
-    planes = max(1, BLOCK_BYTES // (row_bytes * sizes["Y"]))
-    for t in range(sizes["T"]):
-        for z in range(0, sizes["Z"], planes):
+    step = max(1, BLOCK_BYTES // (row_bytes * sizes["Y"]))
+    if planes is None:
+        parts = [slice(z, z + step) for z in range(0, sizes["Z"], step)]
+    else:
+        parts = [slice(z, z + 1) for z in planes]
+    for t in range(sizes["T"]) if times is None else times:
+        for part in parts:
             for y in range(0, sizes["Y"], rows):
                 job.pause()
-                yield job.volume.read(t, c, slice(z, z + planes), slice(y, y + rows))
+                yield job.volume.read(t, c, part, slice(y, y + rows))
 
 
 def plan(job: Job, budget: Budget, resident: int) -> tuple[Tiling, Need]:
@@ -292,10 +323,16 @@ def _decoded(plane, intensity, dtype):
     if not np.isfinite(plane).all():
         wrong = int(np.count_nonzero(~np.isfinite(plane)))
         raise ValueError(
-            f"{wrong} of {plane.size} voxels of an output plane are not finite. Look "
-            "for extreme values in the input, or NaN in the model's weights."
+            f"The output must be finite; {counted(wrong, 'voxel')} of a plane of "
+            f"{plane.size:,} {'is' if wrong == 1 else 'are'} not. Look for extreme "
+            "values in the input, or NaN in the model's weights."
         )
     return to_dtype(plane, dtype)
+
+
+def counted(count: int, noun: str) -> str:
+    """Such as 1 voxel, or 2,000 voxels."""
+    return f"{count:,} {noun}" + "s" * (count != 1)
 
 
 def write_output(job: Job, out, provenance: dict, **arguments) -> tuple[str, ...]:

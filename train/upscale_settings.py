@@ -8,8 +8,10 @@ from typing import Annotated, Literal
 
 import tyro
 
-from train.data.tiff import SUFFIXES
-from train.folder import MODEL
+from train.data.tiff import SUFFIXES, Volume
+from train.folder import model_file
+
+LONGEST_NAME = 240  # bytes: file systems take 255, and hidden names are longer
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class UpscaleSettings:
     """Device to run on; auto takes the best that is there."""
 
     memory: str | None = None
-    """What the program may take, such as 2GB or 512MB; by default half of what is free.
+    """What the program may take, such as 2GB or 800MB; by default half of what is free.
     On a GPU with memory of its own, of each."""
 
     check: bool = False
@@ -63,34 +65,49 @@ class UpscaleSettings:
     """Compression of the output; like the input's, unless told otherwise."""
 
     overwrite: bool = False
-    """Replace OUT if it is there."""
+    """Replace OUT if it is there, and unfinished work of another command for it."""
 
     def model_file(self) -> Path:
-        """Of a folder, the file that a finished run has in it."""
-        return self.model / MODEL if self.model.is_dir() else self.model
+        """Of a folder, the file that a finished run has in it; ValueError if there is
+        none."""
+        return model_file(self.model)
 
     def check_paths(self) -> None:
         """Raise ValueError where OUT would not be a TIFF, or replace what is read."""
         if self.out.suffix.lower() not in SUFFIXES:
             raise ValueError(f"OUT must end in .tif or .tiff; got {self.out}.")
-        for read in (self.input, self.model_file()):
-            if os.path.realpath(read) == os.path.realpath(self.out):
-                raise ValueError(
-                    f"OUT must not be what is read; both are {self.out}. Choose "
-                    "another name."
-                )
+        length = len(os.fsencode(os.path.basename(os.path.realpath(self.out))))
+        if length > LONGEST_NAME:
+            raise ValueError(
+                f"The name of OUT must be at most {LONGEST_NAME} bytes long; got one "
+                f"of {length}. Choose a shorter one."
+            )
+        if self.out.is_dir():
+            raise ValueError(f"OUT must be a file; {self.out} is a folder.")
+        self._check_apart(self.input)
+        self._check_apart(self.model_file())
         if self.input.is_dir() and self.out.resolve().parent == self.input.resolve():
             raise ValueError(
                 f"OUT must not lie in the folder that is read, as one more slice of "
                 f"it; got {self.out}. Choose another folder."
             )
-        if not self.model_file().is_file():
+
+    def check_apart(self, volume: Volume) -> None:
+        """Raise ValueError where OUT would replace any file of the volume: IN may name
+        one of a set, or hold links."""
+        for path in sorted({plane.path for plane in volume.planes}):
+            self._check_apart(path)
+
+    def _check_apart(self, read):
+        # The path tells where OUT is not there yet; two paths may be one file.
+        is_same = os.path.realpath(read) == os.path.realpath(self.out) or (
+            self.out.exists() and os.path.exists(read) and self.out.samefile(read)
+        )
+        if is_same:
             raise ValueError(
-                f"{self.model_file()} does not exist. Give a model.safetensors, or the "
-                "folder of a finished run."
+                f"OUT must not be a file that is read; {self.out} is {read}. Choose "
+                "another name."
             )
-        if self.out.is_dir():
-            raise ValueError(f"OUT must be a file; {self.out} is a folder.")
 
 
 def parse(arguments: Sequence[str]) -> UpscaleSettings:

@@ -118,6 +118,11 @@ class ShellCorrelation(NamedTuple):
     of length; the Nyquist length where it never does; infinite where the first shell is
     below already."""
 
+    def __str__(self) -> str:
+        """The resolution, "<=" before one that the voxels limit."""
+        limited = self.correlation.size and self.correlation.min() >= THRESHOLD
+        return f"{'<= ' if limited else ''}{self.resolution:.3g}"
+
 
 def shell_correlation(
     truth: np.ndarray,

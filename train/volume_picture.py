@@ -77,7 +77,7 @@ def draw(
                 axes.set_ylabel(f"{plane}, {at}", color=INK)
     axes = figure.add_subplot(grid[3, :])
     for name, curve in correlations.items():
-        label = f"{name}: {curve.resolution:.3g} {unit}"
+        label = f"{name}: {curve} {unit}"
         axes.plot(
             curve.frequency, curve.correlation, color=COLOURS[name], lw=2, label=label
         )
@@ -86,7 +86,8 @@ def draw(
     axes.set_xlabel(f"spatial frequency (1/{unit})", color=INK)
     axes.set_ylabel("correlation with the truth", color=INK)
     axes.set_title(
-        "Fourier shell correlation; the legend tells where it falls below 0.143",
+        "Fourier shell correlation; the legend tells the length where it falls below "
+        "0.143, <= where it never does",
         fontsize=10,
         color=INK,
     )

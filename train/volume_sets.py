@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import tifffile
 
 from train.data.degrade import Degradation, read_psf
 from train.data.patches import (
@@ -28,11 +29,15 @@ SUFFIXES = (".tif", ".tiff")
 
 @dataclass(frozen=True)
 class HeldOut:
-    """A part of a volume that is not trained on; (z, y, x) float32, encoded."""
+    """A part of a volume that is not trained on; (z, y, x) float32, encoded.
+
+    ``is_finite`` tells the voxels of high that are numbers in the file; None: all.
+    """
 
     name: str
     low: np.ndarray
     high: np.ndarray
+    is_finite: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,7 @@ def load_sets(options: SRSettings) -> VolumeSets:
         lows = _open_all(options.low, options)
         lines += [f"low      {volume.description}" for volume in lows]
         couples, scale = pair_up(lows, volumes)
+        lines += [f"pair     {low.name} -> {high.name}" for low, high in couples]
         if options.scale and _sizes(options.scale) != scale:
             raise ValueError(
                 f"--scale must be what the files have: {scale}; got {options.scale}. "
@@ -144,8 +150,8 @@ def _sets(options, named, scale, degradation, voxel_size, unit, lines):
                 degradation.reduce(np.asarray(part[:, :, :]))
                 for part in (high, test_high)
             )
-        low_range = IntensityRange.fit(_slabs([low]))
-        high_range = low_range if made else IntensityRange.fit(_slabs([high]))
+        low_range = _fit(name, low)
+        high_range = low_range if made else _fit(name, high)
         lines.append(f"range    {name}: {low_range}")
         test_low = low_range.encode(test_low.astype(np.float32))
         if made:
@@ -154,17 +160,24 @@ def _sets(options, named, scale, degradation, voxel_size, unit, lines):
         test_high = high_range.encode(test_high.astype(np.float32))
         pairs.append((low, high))
         ranges.append((low_range, high_range))
-        tests.append(
-            HeldOut(
-                name,
-                *(
-                    np.nan_to_num(x, copy=False, nan=0.0, posinf=1.0, neginf=0.0)
-                    for x in (test_low, test_high)
-                ),
-            )
-        )
         for volume in (low, high, test_low, test_high):
             _update(digest, volume)
+        is_finite = np.isfinite(test_high)
+        if not is_finite.any():
+            raise ValueError(
+                f"{name}: the part held out must have finite voxels, and has none. "
+                "Hold out another part: --holdout-axis, --holdout."
+            )
+        missing = is_finite.size - np.count_nonzero(is_finite)
+        if missing:
+            lines.append(
+                f"note     {name}: {missing} voxels of the part held out are NaN or "
+                "infinite; PSNR and NRMSE leave them out, and there is no SSIM"
+            )
+        for volume in (test_low, test_high):
+            np.nan_to_num(volume, copy=False, nan=0.0, posinf=1.0, neginf=0.0)
+        known = is_finite if missing else None
+        tests.append(HeldOut(name, test_low, test_high, known))
     lows, highs = zip(*pairs, strict=True)
     intensity = IntensityRange.fit(_slabs(lows))
     target = intensity if made else IntensityRange.fit(_slabs(highs))
@@ -183,6 +196,13 @@ def _sets(options, named, scale, degradation, voxel_size, unit, lines):
     )
 
 
+def _fit(name, volume):
+    try:
+        return IntensityRange.fit(_slabs([volume]))
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
+
+
 def _degradation(options, photons=None, noise=0.0):
     """The scale, and what makes volumes that much coarser."""
     scale = _sizes(options.scale or DEFAULT_SCALE)
@@ -190,12 +210,12 @@ def _degradation(options, photons=None, noise=0.0):
     if make.psf is not None:
         blur = read_psf(make.psf)
     elif make.blur:
-        if len(make.blur) not in (1, 3):
-            raise ValueError(f"--blur takes one number or three; got {make.blur}.")
         blur = make.blur * 3 if len(make.blur) == 1 else make.blur
     else:
         blur = tuple(matched_blur(s) for s in scale)
-    return scale, Degradation(scale, blur, make.photons or photons, make.noise or noise)
+    photons = photons if make.photons is None else make.photons or None
+    noise = noise if make.noise is None else make.noise
+    return scale, Degradation(scale, blur, photons, noise)
 
 
 def data_range(truth: np.ndarray) -> float:
@@ -239,12 +259,19 @@ def _open_all(paths: Sequence[Path], options: SRSettings) -> list[Volume]:
         if not path.is_dir():
             volumes.append(open_volume(path, **how))
             continue
-        files = [f for f in path.iterdir() if f.suffix.lower() in SUFFIXES]
-        alone = [open_volume(file, **how) for file in sorted(files)[:2]]
+        names = [f.name for f in path.iterdir() if f.suffix.lower() in SUFFIXES]
+        files = [path / name for name in tifffile.natural_sorted(names)]
+        alone = [open_volume(file, **how) for file in files[:2]]
         if len(alone) < 2 or all(v.sizes["Z"] * len(v.positions) == 1 for v in alone):
             volumes.append(open_volume(path, **how))  # one slice a file
-        else:
-            volumes += [open_volume(file, **how) for file in sorted(files)]
+            continue
+        seen = set()  # an OME set is found through each of its files
+        for file in files:
+            volume = open_volume(file, **how)
+            planes = {str(Path(plane.path).resolve()) for plane in volume.planes}
+            if not planes <= seen:
+                volumes.append(volume)
+            seen |= planes
     return volumes
 
 

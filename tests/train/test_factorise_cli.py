@@ -16,7 +16,7 @@ def model_file(tmp_path_factory):
     model = EDSR3D(scale=(1, 2, 2), hidden_channels=4, n_blocks=1, input_skip="cubic")
     variables = jax.jit(model.init)(jax.random.key(0), np.zeros((1, 2, 4, 4, 1), "f4"))
     path = tmp_path_factory.mktemp("model") / "model.safetensors"
-    save(path, model, variables, intensity={"low": 0.0, "high": 9.0})
+    save(path, model, variables, intensity={"low": 0.0, "high": 9.0}, tests={"a": 1})
     return path
 
 
@@ -55,6 +55,8 @@ def test_full_rank_changes_nothing(
     assert (model.conv, model.scale) == (conv, (1, 2, 2))
     assert extra["intensity"] == {"low": 0.0, "high": 9.0}
     assert extra["factorised"]["rank"] == rank
+    assert extra["factorised"]["psnr_dense"] == pytest.approx(before, abs=0.01)
+    assert "tests" not in extra  # those of the dense network
 
 
 def test_rank_one_has_a_third_of_the_weights(model_file, volume_file, tmp_path, capsys):
@@ -72,13 +74,21 @@ def test_mistakes(model_file, tmp_path, capsys):
     assert run(model_file, out) == 2
     assert "--overwrite" in capsys.readouterr().err
     assert out.read_text() == "mine"
-    assert run(model_file, tmp_path / "new", "--rank", 0) == 2
+    new = tmp_path / "new.safetensors"
+    assert run(model_file, tmp_path / "new.tif") == 2
+    assert "ends in .safetensors" in capsys.readouterr().err
+    assert run(model_file, new, "--rank", 0) == 2
     assert "rank" in capsys.readouterr().err
-    assert run(tmp_path / "nothing", tmp_path / "new") == 2
+    assert run(tmp_path / "nothing", new) == 2
     assert "nothing" in capsys.readouterr().err
     model = FNO1D(n_modes=(2,), in_channels=1, out_channels=1, hidden_channels=2)
     x = np.zeros((1, 4, 1), np.float32)
     save(tmp_path / "fno", model, jax.jit(model.init)(jax.random.key(0), x))
-    assert run(tmp_path / "fno", tmp_path / "new") == 2
+    assert run(tmp_path / "fno", new) == 2
     assert "FNO" in capsys.readouterr().err
-    assert not (tmp_path / "new").exists()
+    model, variables, _ = load(model_file)
+    for settings in ({"make": None}, {"make": {"foo": 1}}, {"make": {"blur": "x"}}):
+        save(tmp_path / "odd", model, variables, settings=settings)
+        assert run(tmp_path / "odd", new) == 2
+        assert f"{tmp_path / 'odd'}: settings.make" in capsys.readouterr().err
+    assert not new.exists()

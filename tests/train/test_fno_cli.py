@@ -369,8 +369,8 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("arguments", "told"),
         [
-            (["--epochs", "0"], "--epochs is out of range: got 0"),
-            (["--learning-rate", "-1"], "--learning-rate is out of range"),
+            (["--epochs", "0"], "--epochs must be 1 or more; got 0"),
+            (["--learning-rate", "-1"], "--learning-rate must be above 0"),
             (["--test", "x.npz"], "need --data"),
             (["--overwrite"], "add --out"),
             (["--n-modes", "4", "4", "4"], "--n-modes takes one number, or one for"),

@@ -216,3 +216,13 @@ def test_mistakes():
         IntensityRange.fit([np.zeros(3)], (99, 2))
     with pytest.raises(ValueError, match="must be real"):
         IntensityRange(0, 1).encode(np.zeros(3, np.complex64))
+
+
+def test_a_few_hot_voxels_do_not_take_the_range():
+    volume = (
+        np.random.default_rng(0).normal(1000, 50, (10, 100, 120)).astype(np.float32)
+    )
+    normal = IntensityRange.fit([volume])
+    volume[3, 4, 5:9] = 1e30
+    found = IntensityRange.fit([volume])
+    assert abs(found.high - normal.high) < 1 and abs(found.low - normal.low) < 1

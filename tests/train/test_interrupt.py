@@ -29,9 +29,10 @@ def test_the_first_asks_and_the_second_kills():
 
 
 def test_the_handler_of_before_comes_back():
-    before = signal.getsignal(signal.SIGINT)
-    with StopRequest() as should_stop:
-        assert not should_stop()
-        os.kill(os.getpid(), signal.SIGINT)
-        assert should_stop()
-    assert signal.getsignal(signal.SIGINT) == before
+    for number in (signal.SIGINT, signal.SIGTERM):
+        before = signal.getsignal(number)
+        with StopRequest() as should_stop:
+            assert not should_stop()
+            os.kill(os.getpid(), number)
+            assert should_stop()
+        assert signal.getsignal(number) == before

@@ -171,6 +171,38 @@ def test_pairs_from_two_folders(tmp_path, capsys):
     assert "--scale must be what the files have" in capsys.readouterr().err
 
 
+def test_pairs_given_as_files_go_by_the_order_they_are_given_in(tmp_path, capsys):
+    for number, seed in (("9", 1), ("1", 2)):
+        high = texture((4, 16, 24), seed)
+        low = Degradation((1, 2, 2)).reduce(high)
+        tifffile.imwrite(tmp_path / f"high{number}.tif", high, photometric="minisblack")
+        path = tmp_path / f"low{10 - seed}.tif"
+        tifffile.imwrite(path, low, photometric="minisblack")
+    highs = [tmp_path / "high9.tif", tmp_path / "high1.tif"]
+    lows = [tmp_path / "low9.tif", tmp_path / "low8.tif"]
+    assert train(*highs, "--low", *lows, "--out", tmp_path / "run") == 0
+    printed = capsys.readouterr().out
+    assert "low9.tif -> high9.tif" in printed and "low8.tif -> high1.tif" in printed
+    lines = read_metrics(tmp_path / "run" / files.METRICS)[-2:]
+    assert all(line["psnr_cubic"] > 20 for line in lines)
+
+
+def test_an_ome_set_in_a_folder_is_taken_once(tmp_path):
+    stack = np.stack([texture((4, 16, 24), seed) for seed in (0, 1)])
+    (tmp_path / "set").mkdir()
+    name = tmp_path / "set" / "a.ome.tif"
+    with tifffile.TiffWriter(name, ome=True) as writer:
+        writer.write(stack, metadata={"axes": "CZYX"}, photometric="minisblack")
+    for other in ("b.tif", "c.tif"):
+        tifffile.imwrite(
+            tmp_path / "set" / other, texture((4, 16, 24)), photometric="minisblack"
+        )
+    assert train(tmp_path / "set", "--out", tmp_path / "run") == 0
+    lines = read_metrics(tmp_path / "run" / files.METRICS)
+    names = [line["volume"] for line in lines if line["event"] == "test"]
+    assert names == ["a.ome.tif, t 0, c 0", "a.ome.tif, t 0, c 1", "b.tif", "c.tif"]
+
+
 def test_times_and_channels_and_folders_of_slices(tmp_path, capsys):
     stack = np.stack([texture(seed=s) for s in range(4)]).reshape(2, 2, 6, 24, 32)
     path = tmp_path / "times.tif"
@@ -217,7 +249,7 @@ def test_volumes_that_people_have(name, volume, tmp_path):
                 assert np.isfinite(value)
 
 
-def test_voxels_that_are_not_numbers(tmp_path):
+def test_voxels_that_are_not_numbers(tmp_path, capsys):
     volume = texture((4, 16, 24)).astype(np.float32)
     volume[1, 3, 5] = np.nan
     volume[2, 4, 20] = np.inf
@@ -225,7 +257,24 @@ def test_voxels_that_are_not_numbers(tmp_path):
     assert train(tmp_path / "volume.tif", "--out", tmp_path / "run") == 0
     lines = read_metrics(tmp_path / "run" / files.METRICS)
     assert all(np.isfinite(line["loss"]) for line in lines[:-1])
-    assert np.isfinite(lines[-1]["psnr_ours"])
+    # The voxel that is infinite is in the part held out, and left out of the errors.
+    assert (
+        "1 voxels of the part held out are NaN or infinite" in capsys.readouterr().out
+    )
+    assert lines[-1]["ssim_ours"] is None
+    model, variables, extra = load(tmp_path / "run" / files.MODEL)
+    made = Degradation((1, 2, 2), (0.0, matched_blur(2), matched_blur(2)))
+    intensity = IntensityRange.from_dict(extra["intensity"])
+    held_out = volume[:, :, 18:]
+    low = np.nan_to_num(intensity.encode(made.reduce(held_out)))
+    ours = np.asarray(model.apply(variables, jnp.asarray(low[None, ..., None])))
+    known = np.isfinite(held_out)
+    truth, ours = intensity.encode(held_out[known]), ours[0, ..., 0][known]
+    np.testing.assert_allclose(lines[-1]["psnr_ours"], psnr(truth, ours), rtol=1e-5)
+    volume[:, :, 18:] = np.nan
+    tifffile.imwrite(tmp_path / "volume.tif", volume, photometric="minisblack")
+    assert train(tmp_path / "volume.tif", "--out", tmp_path / "other") == 2
+    assert "must have finite voxels" in capsys.readouterr().err
 
 
 def test_a_point_spread_function_and_noise(tmp_path, volume_file, capsys):
@@ -258,13 +307,14 @@ class TestRefusals:
         [
             (["--low", "x.tif", "--blur", "1"], "read .* or made"),
             (["--blur", "1", "--psf", "x.tif"], "--psf takes the place"),
-            (["--blur", "1", "2"], "--blur takes one number or three"),
-            (["--scale", "1", "2"], "--scale is out of range"),
-            (["--scale", "0"], "--scale is out of range"),
-            (["--patch", "4", "4"], "--patch is out of range"),
+            (["--blur", "1", "2"], "--blur must be one number or three"),
+            (["--scale", "1", "2"], "--scale must be three whole numbers"),
+            (["--scale", "17"], "from 1 to 16, or one for all; got 17"),
+            (["--patch", "4", "4"], "--patch must be three"),
             (["--model", "unet3d", "--n-blocks", "2"], "--n-blocks is not an option"),
             (["--model", "rcan3d", "--hidden-channels", "4"], "reduction"),
-            (["--holdout", "1.5"], "--holdout is out of range"),
+            (["--holdout", "1.5"], "--holdout must be above 0"),
+            (["--photons", "-3"], "--photons must be 0 or more"),
             (["--psf", "nothing.tif"], "nothing.tif"),
             (["--low", "nothing.tif"], "nothing.tif"),
             (["--axes", "ZYXX"], "axes"),
@@ -296,6 +346,9 @@ class TestRefusals:
 
 def test_the_embedded_volume(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    assert train("--photons", 0, "--noise", 0, "--out", "bare") == 0
+    printed = capsys.readouterr().out
+    assert "photons" not in printed and "noise" not in printed
     assert train() == 0
     printed = capsys.readouterr().out
     assert "synthetic" in printed and "200 photons" in printed

@@ -330,7 +330,7 @@ def pair_up(
     """Which volumes belong together, and the whole-number scale (sz, sy, sx).
 
     Equal names (without the suffix) belong together; where no names are equal, the
-    natural order decides (z2 before z10).
+    order in which they are given decides.
 
     Raises ValueError, naming the files, where counts, names, times, channels or shapes
     do not fit.
@@ -352,7 +352,7 @@ def pair_up(
             )
         pairs = [(sides[0][n], sides[1][n]) for n in tifffile.natural_sorted(equal)]
     else:
-        pairs = list(zip(_in_order(low), _in_order(high), strict=True))
+        pairs = list(zip(low, high, strict=True))
     scales = [_scale(*pair) for pair in pairs]
     for pair, scale in zip(pairs, scales, strict=True):
         if scale != scales[0]:
@@ -366,11 +366,6 @@ def pair_up(
 
 def _names(volumes):
     return ", ".join(volume.name for volume in volumes) or "none"
-
-
-def _in_order(volumes):
-    names = tifffile.natural_sorted([volume.name for volume in volumes])
-    return sorted(volumes, key=lambda volume: names.index(volume.name))
 
 
 def _scale(low, high):
