@@ -15,7 +15,7 @@ import jax
 import pytest
 
 from jaxops import plugins
-from jaxops.backend import BackendError, select_backend
+from jaxops.backend import BackendError, quick_to_compile, select_backend
 
 ROOT = Path(__file__).parent.parent
 MAC = plugins.Host("Darwin", "arm64", "15.1", (3, 12))
@@ -345,3 +345,24 @@ def test_a_gpu_plugin_without_a_gpu(tmp_path):
     said = start(tmp_path, code, host="", CUDA_VISIBLE_DEVICES="")
     assert "jax-cuda12-plugin 0.10.2 finds no GPU to start on" in said["gpu"]
     assert "jax-cuda12-plugin 0.10.2 finds no GPU" in said["auto"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ("", "--xla_gpu_enable_triton_gemm=false"),
+        ("--a=1", "--a=1 --xla_gpu_enable_triton_gemm=false"),
+        ("--xla_gpu_enable_triton_gemm=true", "--xla_gpu_enable_triton_gemm=true"),
+    ],
+)
+def test_flags_for_an_nvidia_gpu_leave_the_users_choice(flags, expected):
+    assert quick_to_compile(flags) == expected
+
+
+def test_xla_knows_these_flags():
+    """It ends a process that names another."""
+    environment = {**os.environ, "XLA_FLAGS": quick_to_compile("")}
+    code = "import jax; print(jax.numpy.ones(2).sum())"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.stdout == "2.0\n", done.stderr
