@@ -18,6 +18,7 @@ from jaxops import plugins
 
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "p": 10**15}
 UNITS |= {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40, "pi": 2**50}
+MOST_BYTES = 2**80  # that are told apart
 LARGEST_ARRAY = 2**31  # elements: some convolution libraries count in 32 bits
 SHARE = 0.5  # of the free memory, where no budget is given
 # Beside what the compiler plans: what the libraries that it calls take for themselves,
@@ -50,7 +51,8 @@ def parse_bytes(text: str) -> int:
     match = re.fullmatch(
         r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(?:([kmgtp]i?)b?|b)\s*", text.lower()
     )
-    count = int(float(match[1]) * UNITS[match[2] or ""]) if match else 0
+    amount = float(match[1]) * UNITS[match[2] or ""] if match else 0
+    count = int(min(amount, MOST_BYTES))
     if count < 1:
         raise ValueError(
             "--memory must be a size with a unit, such as 2GB or 800MB, above 0; got "
@@ -89,6 +91,8 @@ def free_memory() -> int:
 
 def machine_memory() -> int:
     """Bytes of memory in this machine, taken or not."""
+    if platform.system() == "Darwin":
+        return int(subprocess.check_output(["sysctl", "-n", "hw.memsize"]))
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 

@@ -166,7 +166,8 @@ class IntensityRange:
     def __str__(self) -> str:
         text = f"intensities {self.low:.6g} to {self.high:.6g} are encoded as 0 to 1"
         if self.num_ignored:
-            text += f"; {self.num_ignored} NaN or infinite voxels left out"
+            voxels = "voxel" if self.num_ignored == 1 else "voxels"
+            text += f"; {self.num_ignored} NaN or infinite {voxels} left out"
         return text
 
     @classmethod

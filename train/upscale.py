@@ -3,17 +3,19 @@
 From TIFF to TIFF, tile by tile in constant memory, exactly as the whole volume at once
 would be. OUT appears when it is finished. What is done of it lies in a hidden folder
 beside it, .NAME.upscale, which takes as much room as OUT uncompressed; a run that was
-stopped or killed goes on from there when the same command is given again.
+stopped or killed goes on from there when the same command is given again. Another
+command with the same OUT is refused, unless it is told to --overwrite.
 
 Exit status: 0, or 2 for a mistake in the options or the files, or 130 for Ctrl-C.
 """
 
+import contextlib
 import hashlib
 import os
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +25,6 @@ from rich.console import Console
 
 from jaxops import host_memory
 from jaxops.backend import Backend, BackendError, select_backend
-from models import load
-from models.volume_model import VolumeModel
 from train import memory
 from train.data.tiff import Volume, VolumeWriter, open_volume
 from train.data.tiff_write import OME_DTYPES
@@ -34,13 +34,15 @@ from train.normalise import IntensityRange
 from train.report import clock
 from train.tile_network import FORM, TileNetwork
 from train.tile_plan import halved
+from train.upscale_model import SavedModel, read_model
+from train.upscale_report import TileReport
 from train.upscale_run import (
     SLAB_SHARE,
     Job,
-    Stopped,
-    TileReport,
     check,
+    counted,
     fit_ranges,
+    foreign_ranges,
     memory_of,
     output_arguments,
     plan,
@@ -49,9 +51,15 @@ from train.upscale_run import (
     write_output,
 )
 from train.upscale_settings import UpscaleSettings, parse
-from train.upscale_work import folder_of, has_work, key_of, open_work
+from train.upscale_work import (
+    Stopped,
+    Work,
+    folder_of,
+    has_work,
+    key_of,
+    open_work,
+)
 
-PERCENTILES = (2.0, 99.8)  # where the model names none
 # What ImageJ and OME lack becomes what holds the same values, or nearly so.
 NEAR_DTYPES = {"float16": "float32", "int64": "float64", "uint64": "float64"}
 
@@ -60,8 +68,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Enlarge as the command line says; returns the exit status."""
     options = parse(sys.argv[1:] if arguments is None else list(arguments))
     console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
+    hints: list[str] = []
     try:
-        upscale(options, console)
+        upscale(options, console, hints)
     except (ValueError, OSError, BackendError) as error:
         print(f"error: {error}", file=sys.stderr)
         status = 2
@@ -70,22 +79,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status = 130
     else:
         return 0
-    if has_work(options.out):
-        print(
-            f"What is done is kept in {folder_of(options.out)}: the same command goes "
-            "on from there.",
-            file=sys.stderr,
-        )
+    for hint in hints:
+        print(hint, file=sys.stderr)
     return status
 
 
-def upscale(options: UpscaleSettings, console: Console) -> None:
+def upscale(options: UpscaleSettings, console: Console, hints: list[str]) -> None:
     """Read, enlarge, write.
+
+    - hints: where it raises, what is to be told behind the error is added to them.
 
     Raises:
         BackendError: if the backend cannot be had.
         ValueError, OSError: if model and volume cannot be read or do not fit each
-            other, nothing fits the memory or the disk, or OUT cannot be written.
+            other, nothing fits the memory or the disk, OUT cannot be written, or what
+            another command has done of it is there.
         Stopped: if somebody asked for it.
     """
     start = time.monotonic()
@@ -95,26 +103,36 @@ def upscale(options: UpscaleSettings, console: Console) -> None:
     if not has_work(options.out):
         _check_new(options)
     volume = open_volume(options.input, series=options.series, axes=options.axes)
+    options.check_apart(volume)
     # Kept memory would lie beside that of other windows: the budget is for all of it.
     os.environ.setdefault(host_memory.SWITCH, "0")
     memory.give_back_freed_memory()
     backend = select_backend(options.backend)
     console.print(f"backend  {backend}")
-    model, variables, extra = load(options.model_file())
-    _check_model(options, model)
-    console.print(f"model    {_model_text(model, variables)}")
+    saved = read_model(options.model_file())
+    if options.normalise == "model" and saved.intensity is None:
+        raise ValueError(
+            "--normalise model needs the intensities of the training data, and "
+            f"{options.model} was saved without them. Use --normalise input."
+        )
+    console.print(f"model    {saved.text}")
     console.print(f"input    {volume.description}")
     dtype = _dtype(options, volume, console)
     arguments = {
-        **output_arguments(volume, model.scale, dtype),
+        **output_arguments(volume, saved.model.scale, dtype),
         "compression": options.compression,
     }
     _try_writing(options.out, arguments, console)
     size = arguments["shape"][-3:]
     key = _key(options, volume, dtype, backend)
     shape = (len(volume.positions), *size)
-    with open_work(options.out, key, shape, dtype) as (work, became):
-        network = TileNetwork(model, variables)
+    about = (
+        f"{volume.name} with {options.model} to {dtype}, --normalise "
+        f"{options.normalise}, {backend.platform}, jax {jax.__version__}"
+    )
+    opened = open_work(options.out, key, shape, dtype, about, options.overwrite)
+    with opened as (work, what_became), _hinting(work, hints):
+        network = TileNetwork(saved.model, saved.variables)
         job = Job(volume, network, dtype, work, console)
         state = work.state
         is_complete = state.volume == len(volume.positions)
@@ -124,16 +142,12 @@ def upscale(options: UpscaleSettings, console: Console) -> None:
             return
         _check_new(options)
         _check_disk(options.out, work)
-        if became == "replaced":
-            console.print(
-                "work     of another input, model or option was there; it is removed"
-            )
-        if became == "resumed":
-            console.print(f"work     goes on from {work.folder}")
+        if what_became is not None:
+            console.print(f"work     {what_became}")
         with StopRequest() as job.should_stop:
             tiling = None if is_complete else _plan(options, job)
             work.start()
-            _choose_ranges(options, job, extra)
+            _choose_ranges(options, job, saved)
             if tiling is not None:
                 _run(options, job, tiling)
             provenance = _provenance(options, job, key)
@@ -145,17 +159,39 @@ def upscale(options: UpscaleSettings, console: Console) -> None:
         console.print(f"note     {note}")
 
 
+@contextlib.contextmanager
+def _hinting(work: Work, hints: list[str]) -> Iterator[None]:
+    """Where the block raises, tell of what is done, and no more of it than is true."""
+    try:
+        yield
+    except (Stopped, KeyboardInterrupt, OSError) as error:
+        is_kept = work.has_progress if isinstance(error, OSError) else work.is_kept
+        if is_kept:
+            hints.append(
+                f"What is done is kept in {work.folder}: the same command goes on from "
+                "there."
+            )
+        raise
+    except ValueError:  # the same command may well meet it again
+        if work.has_progress:
+            hints.append(f"What is done is kept in {work.folder}.")
+        raise
+
+
 def _count_notes(counts, shape, dtype) -> list[str]:
     num_voxels, notes = int(np.prod(shape, dtype=np.int64)), []
     if counts.replaced:
+        are = "is" if counts.replaced == 1 else "are"
         notes.append(
-            f"{counts.replaced:,} voxels of the input are NaN or infinite; the network "
-            "was given the low end of the intensities there"
+            f"{counted(counts.replaced, 'voxel')} of the input {are} NaN or infinite; "
+            "the network was given the low end of the intensities there"
         )
     if counts.clipped:
+        were, are = ("was", "is") if counts.clipped == 1 else ("were", "are")
         notes.append(
-            f"{counts.clipped:,} of {num_voxels:,} voxels "
-            f"({counts.clipped / num_voxels:.2%}) were beyond {dtype} and are clipped"
+            f"{counts.clipped:,} of {counted(num_voxels, 'voxel')} "
+            f"({counts.clipped / num_voxels:.2%}) {were} beyond {dtype} and {are} "
+            "clipped"
         )
     return notes
 
@@ -166,26 +202,6 @@ def _check_new(options):
             f"OUT must be a new file; {options.out} is there. Replace it with "
             "--overwrite, or choose another name."
         )
-
-
-def _check_model(options, model):
-    if not isinstance(model, VolumeModel):
-        raise ValueError(
-            f"{options.model} must be a network on volumes; it is a "
-            f"{type(model).__name__}. For operators there is python -m train.predict."
-        )
-    if (model.in_channels, model.out_channels) != (1, 1):
-        raise ValueError(
-            f"{options.model} must take and give one channel, since the channels of a "
-            f"volume are enlarged one by one; it has {model.in_channels} and "
-            f"{model.out_channels}."
-        )
-
-
-def _model_text(model, variables):
-    weights = sum(leaf.size for leaf in jax.tree.leaves(variables))
-    scale = " x ".join(map(str, model.scale))
-    return f"{type(model).__name__}, {weights:,} weights, scale {scale} (z, y, x)"
 
 
 def _dtype(options, volume: Volume, console) -> np.dtype:
@@ -242,25 +258,20 @@ def _check_disk(out: Path, work) -> None:
         )
 
 
-def _choose_ranges(options, job: Job, extra: dict[str, Any]) -> None:
+def _choose_ranges(options, job: Job, saved: SavedModel) -> None:
     """Those of work that goes on; or as --normalise says."""
     state = job.work.state
+    if state.ranges is not None:
+        job.ranges = [IntensityRange.from_dict(values) for values in state.ranges]
+    elif options.normalise == "input":
+        job.ranges = fit_ranges(job, saved.percentiles)
+    else:
+        job.ranges = [saved.intensity] * job.volume.sizes["C"]
+        for note in foreign_ranges(job):
+            job.console.print(f"note     {note}")
     if state.ranges is None:
-        saved = extra.get("intensity")
-        if options.normalise == "model":
-            if not isinstance(saved, dict):
-                raise ValueError(
-                    "--normalise model needs the intensities of the training data, "
-                    f"and {options.model} was saved without them. Use --normalise "
-                    "input."
-                )
-            ranges = [IntensityRange.from_dict(saved)] * job.volume.sizes["C"]
-        else:
-            percentiles = tuple(extra.get("percentiles", PERCENTILES))
-            ranges = fit_ranges(job, percentiles)
-        state.ranges = [intensity.to_dict() for intensity in ranges]
+        state.ranges = [intensity.to_dict() for intensity in job.ranges]
         job.work.save()
-    job.ranges = [IntensityRange.from_dict(values) for values in state.ranges]
     for c, intensity in enumerate(job.ranges):
         channel = f"channel {c}: " if len(job.ranges) > 1 else ""
         job.console.print(f"range    {channel}{intensity}")

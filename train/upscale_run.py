@@ -1,6 +1,5 @@
 """The steps of an enlargement: intensities, plan, tiles, and the finished TIFF."""
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,15 +7,14 @@ from typing import Any
 import jax
 import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
 
 from train.data.tiff import Volume, VolumeWriter, scaled_geometry, to_dtype
 from train.memory import Budget, Need, bytes_text
 from train.normalise import IntensityRange
-from train.report import clock
 from train.tile_network import TileNetwork, run_tiled
 from train.tile_plan import choose_tiling, halved, smallest_window
 from train.tiles import Box, Sizes, Tiling
+from train.upscale_report import TileReport
 from train.upscale_work import Counts, Stopped, Work
 
 BLOCK_BYTES = 2**24  # of what is read or written at a time, where that is free
@@ -80,9 +78,9 @@ def foreign_ranges(job: Job) -> list[str]:
     notes = []
     for c, chosen in enumerate(job.ranges):
         times, planes = job.volume.sizes["T"], job.volume.sizes["Z"]
-        sample = sorted({i * (planes - 1) // 4 for i in range(SAMPLED_PLANES)})
+        sample = np.unique(np.linspace(0, planes - 1, SAMPLED_PLANES, dtype=int))
         try:
-            own = IntensityRange.fit(_blocks(job, c, [times // 2], sample))
+            own = IntensityRange.fit(_blocks(job, c, [times // 2], sample.tolist()))
         except ValueError:  # no finite voxel: nothing can be compared
             continue
         widths = own.high - own.low, chosen.high - chosen.low
@@ -249,7 +247,7 @@ def check(job: Job, tiling: Tiling) -> str:
     return told
 
 
-def run_tiles(job: Job, tiling: Tiling, report: "TileReport") -> None:
+def run_tiles(job: Job, tiling: Tiling, report: TileReport) -> None:
     """All that is left of all volumes, into the work's file of voxels.
 
     Raises:
@@ -346,61 +344,3 @@ def write_output(job: Job, out, provenance: dict, **arguments) -> tuple[str, ...
                 stop = min(depth, z + planes)
                 writer.append(job.work.read(volume, z, stop))
     return writer.notes
-
-
-class TileReport:
-    """A bar of tiles with the time left; lines, a tenth of the work each, where piped.
-
-    Use as a context manager.
-    """
-
-    def __init__(self, num_volumes: int, console: Console):
-        self.num_volumes, self.console = num_volumes, console
-        self.began = None
-        self.bar = Progress(
-            TextColumn("tiles"),
-            BarColumn(bar_width=None),
-            TextColumn("{task.fields[text]}"),
-            console=console,
-            disable=not console.is_terminal,
-            transient=True,
-        )
-        self.task = self.bar.add_task("", total=1.0, text="")
-        self.told = 0
-
-    def __enter__(self):
-        self.bar.start()
-        return self
-
-    def __exit__(self, *_):
-        self.bar.stop()
-
-    def tile(self, tiling: Tiling, state) -> None:
-        """A tile is done."""
-        part = (state.volume + _part_of_volume(tiling, state)) / self.num_volumes
-        now = time.monotonic()
-        if self.began is None:  # what was done before tells nothing of the speed
-            self.began = (now, part)
-        text = f"{part:.0%}"
-        start, first = self.began
-        if part > first:
-            text += f"  {clock((now - start) / (part - first) * (1 - part))} left"
-        self.bar.update(self.task, completed=part, text=text)
-        if not self.console.is_terminal and int(10 * part) > self.told:
-            self.told = int(10 * part)
-            self.console.print(f"tiles    {text}")
-
-    def statistics(self, tiling: Tiling, state) -> None:
-        """A tile of a pass over a volume is done."""
-        collected = state.statistics
-        text = f"statistics of volume {state.volume + 1}, pass {collected.passes + 1}"
-        self.bar.update(
-            self.task, text=f"{text}: {collected.tiles} of {tiling.count} tiles"
-        )
-
-
-def _part_of_volume(tiling: Tiling, state) -> float:
-    """The part of the volume that runs which is done."""
-    slabs = tiling.slabs
-    done = sum(len(slab) for slab in slabs if slab[0].spans[0].stop <= state.slices)
-    return (done + state.tiles) / tiling.count

@@ -1,10 +1,11 @@
 """The work of an enlargement that has not ended: a hidden folder beside the output.
 
-    state.json   what is done; replaced whole after each tile
+    state.json   what is done, and a digest of that; replaced whole after each tile
     voxels.raw   the output's voxels (volume, z, y, x), where they are done
     .lock        kept by the process that works here
 
 A process may be killed at any moment: what state.json counts as done is on the disk.
+Work is removed by the command that finishes it, or by --overwrite, and no other way.
 """
 
 import contextlib
@@ -27,6 +28,11 @@ from train.tile_network import Statistics
 
 STATE, VOXELS = "state.json", "voxels.raw"
 SUFFIX = ".upscale"
+STATE_VERSION = 1
+
+
+class Stopped(Exception):
+    """Somebody asked the work to stop; it can go on."""
 
 
 @dataclass
@@ -51,6 +57,9 @@ class State:
     key: str
     """Of what is enlarged, by what, and how: see `key_of`."""
 
+    about: str = ""
+    """The same for people: what a command that must not remove the work tells."""
+
     ranges: list[dict[str, float]] | None = None
     """Intensity ranges, one a channel, once they are known."""
 
@@ -74,6 +83,16 @@ class State:
 
     statistics: Statistics = field(default_factory=Statistics)
     """Of the volume that follows."""
+
+    @property
+    def has_progress(self) -> bool:
+        """Whether any tile is done."""
+        return self.has_voxels or bool(self.statistics.passes or self.statistics.tiles)
+
+    @property
+    def has_voxels(self) -> bool:
+        """Whether any of the output is done."""
+        return bool(self.volume or self.slices or self.tiles)
 
     def end_slab(self, slices: int) -> None:
         """All slices up to this one are done."""
@@ -115,12 +134,24 @@ class Work:
     def __init__(self, folder: Path, state: State, shape, dtype):
         self.folder, self.state, self.shape = folder, state, tuple(shape)
         self.dtype = np.dtype(dtype)
+        self.has_progress = state.has_progress  # on the disk
         self._file = None
 
     @property
     def num_bytes(self) -> int:
         """Of the voxels."""
         return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the next process can go on from what is on the disk."""
+        return (self.folder / STATE).exists()
+
+    def has_lost_voxels(self) -> bool:
+        """Whether the state speaks of voxels whose file is gone or cut."""
+        path = self.folder / VOXELS
+        size = path.stat().st_size if path.is_file() else 0
+        return self.state.has_voxels and size != self.num_bytes
 
     @property
     def num_written(self) -> int:
@@ -172,7 +203,8 @@ class Work:
         if self._file is not None:
             os.fsync(self._file.fileno())
         with replace_file(self.folder / STATE) as temporary:
-            temporary.write_text(json.dumps(dataclasses.asdict(self.state)))
+            temporary.write_text(_encode(self.state))
+        self.has_progress = self.state.has_progress
 
     def close(self) -> None:
         if self._file is not None:
@@ -196,16 +228,22 @@ def has_work(out: Path) -> bool:
 
 
 @contextlib.contextmanager
-def open_work(out: Path, key: str, shape, dtype) -> Iterator[tuple[Work, str]]:
-    """The work for an output, this process's own while the block lasts; and what became
-    of work that was there: "new", "resumed" or "replaced".
+def open_work(
+    out: Path, key: str, shape, dtype, about: str = "", may_replace: bool = False
+) -> Iterator[tuple[Work, str | None]]:
+    """The work for an output, this process's own while the block lasts; and a line for
+    people on what became of work that was there, or None.
 
     - shape: (volumes, z, y, x) of the output, of this dtype.
+    - about: of the command, for people.
+    - may_replace: whether work of another command is removed.
 
-    What killed processes left of OUT itself is removed.
+    What killed processes left of OUT itself is removed. So is work in which no tile is
+    done, where the block raises.
 
     Raises:
-        ValueError: if another process works there. OSError: if it can't be written.
+        ValueError: if another process works there, or for work of another command, or
+            a state that is damaged. OSError: if it can't be written.
     """
     folder = folder_of(out)
     folder.mkdir(parents=True, exist_ok=True)
@@ -215,17 +253,16 @@ def open_work(out: Path, key: str, shape, dtype) -> Iterator[tuple[Work, str]]:
             f"An output is made by one process at a time; another works in {folder}. "
             "Wait for it, or choose another OUT.",
         ):
+            work, note = _begin(folder, State(key, about), shape, dtype, may_replace)
             name = folder.name.removesuffix(SUFFIX)
             for leftover in folder.parent.glob(f"{glob.escape(name)}.*.tmp"):
                 leftover.unlink(missing_ok=True)
-            state, became = _read_state(folder / STATE), "resumed"
-            if state is None or state.key != key:
-                became = "replaced" if (folder / STATE).exists() else "new"
-                _clear(folder)
-                state = State(key)
-            work = Work(folder, state, shape, dtype)
             try:
-                yield work, became
+                yield work, note
+            except Exception as error:
+                if not (work.has_progress or isinstance(error, Stopped)):
+                    (folder / STATE).unlink(missing_ok=True)
+                raise
             finally:
                 work.close()
                 if not (folder / STATE).exists():
@@ -235,22 +272,67 @@ def open_work(out: Path, key: str, shape, dtype) -> Iterator[tuple[Work, str]]:
             folder.rmdir()
 
 
+def _begin(folder, fresh: State, shape, dtype, may_replace):
+    """The work that goes on or begins, and what is told of what was there."""
+    state = refusal = None
+    try:
+        state = _read_state(folder / STATE)
+    except ValueError as error:
+        refusal = (
+            f"{folder / STATE} must be what this version of the program wrote; {error}."
+            f" Remove {folder}, or give --overwrite to do so."
+        )
+    if state is not None and state.key != fresh.key:
+        refusal = (
+            f"{folder} holds the unfinished work of another command, of another device "
+            f"or version of JAX, or of files that have changed since ({state.about}). "
+            "Give that command again to go on there, --overwrite to remove it, or "
+            "another OUT."
+        )
+    if refusal is not None and not may_replace:
+        raise ValueError(refusal)
+    note = None
+    if refusal is not None:
+        note = f"begins anew: what {folder} held is removed"
+    elif state is not None:
+        work = Work(folder, state, shape, dtype)
+        if not work.has_lost_voxels():
+            return work, f"goes on from {folder}"
+        note = f"begins anew: {folder / VOXELS} is gone or cut, so that nothing counts"
+    _clear(folder)
+    return Work(folder, fresh, shape, dtype), note
+
+
 def _clear(folder):
     """Remove the work's own files; the state first, without which nothing counts."""
     for path in (folder / STATE, folder / VOXELS, *folder.glob(f".{STATE}.*.tmp")):
         path.unlink(missing_ok=True)
 
 
-def _read_state(path):
-    """None where there is none, or one that is damaged or of another version."""
+def _encode(state: State) -> str:
+    values = dataclasses.asdict(state)
+    return json.dumps({"digest": _digest(values), "state": values})
+
+
+def _digest(values) -> str:
+    """Without which nothing in a state is believed: no value of it need be checked."""
+    text = json.dumps([STATE_VERSION, values], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _read_state(path) -> State | None:
+    """None where there is none. Raises ValueError for one that is damaged, changed or
+    of another version."""
     try:
-        values = json.loads(path.read_bytes())
-        for name, kind in (
-            ("counts", Counts),
-            ("slab_counts", Counts),
-            ("statistics", Statistics),
-        ):
-            values[name] = kind(**values[name])
-        return State(**values)
-    except (FileNotFoundError, ValueError, TypeError, KeyError):
+        content = json.loads(path.read_bytes())
+        values = content["state"]
+        if content["digest"] != _digest(values):
+            raise ValueError("it was changed, or another version wrote it")
+        kinds = {"counts": Counts, "slab_counts": Counts, "statistics": Statistics}
+        return State(**values | {name: kinds[name](**values[name]) for name in kinds})
+    except FileNotFoundError:
         return None
+    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"it is damaged ({error})") from error
+    except (TypeError, KeyError) as error:
+        raise ValueError("it is damaged, or another version wrote it") from error

@@ -171,8 +171,8 @@ def _sets(options, named, scale, degradation, voxel_size, unit, lines):
         missing = is_finite.size - np.count_nonzero(is_finite)
         if missing:
             lines.append(
-                f"note     {name}: {missing} voxels of the part held out are NaN or "
-                "infinite; PSNR and NRMSE leave them out, and there is no SSIM"
+                f"note     {name}: NaN or infinite voxels in the part held out: "
+                f"{missing}; PSNR and NRMSE leave them out, and there is no SSIM"
             )
         for volume in (test_low, test_high):
             np.nan_to_num(volume, copy=False, nan=0.0, posinf=1.0, neginf=0.0)

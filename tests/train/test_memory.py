@@ -31,16 +31,21 @@ from train.tile_plan import choose_tiling, smallest_window
         (" 800 m ", 8 * 10**8),
         ("64kib", 2**16),
         (".5t", 5 * 10**11),
-        ("123456", 123456),
+        ("64 B", 64),
+        ("10PB", 10**16),
     ],
 )
 def test_amounts_are_read_as_people_write_them(text, count):
     assert parse_bytes(text) == count
 
 
-@pytest.mark.parametrize("text", ["", "GB", "-2GB", "0", "2 GX", "1e9", "nan", "2GBB"])
+@pytest.mark.parametrize(
+    "text", ["", "GB", "-2GB", "0", "0GB", "1", "2 GX", "1e9", "nan", "2GBB", "0.1B"]
+)
 def test_other_amounts_are_refused(text):
-    with pytest.raises(ValueError, match="a number with a unit, such as 2GB.*got"):
+    with pytest.raises(
+        ValueError, match="a size with a unit, such as 2GB.*above 0; got"
+    ):
         parse_bytes(text)
 
 
@@ -81,7 +86,19 @@ def test_this_machine_has_free_memory_and_this_process_takes_some():
     assert 2**26 < memory.resident_memory() < 2**40
     assert 2**26 < memory.free_memory() < 2**46
     assert memory.budget(None).total > memory.resident_memory()
-    assert memory.budget("3GB").total == 3 * 10**9
+    assert memory.free_memory() <= memory.machine_memory()
+    assert memory.budget("300MB").total == 3 * 10**8
+
+
+def test_no_more_is_taken_than_the_machine_has(monkeypatch):
+    monkeypatch.setattr(memory, "machine_memory", lambda: 16 * 10**9)
+    assert memory.budget("16GB").total == 16 * 10**9
+    with pytest.raises(ValueError, match="at most what this machine has, 16 GB; got"):
+        memory.budget("10PB")
+    with pytest.raises(ValueError, match="at most what this machine has"):
+        memory.budget("9" * 400 + "GB")
+    monkeypatch.setattr(memory, "device_memory", lambda: 80 * 10**9)
+    assert memory.budget("40GB").device == 40 * 10**9
 
 
 def test_walking_finds_the_arrays_that_are_there_at_one_time():

@@ -150,7 +150,7 @@ def test_ome_with_a_damaged_member(tmp_path):
     "content, message",
     [
         (b"", r"is empty \(0 bytes\)"),
-        (b"II", "is no TIFF"),
+        (b"II", "is truncated"),
         (b"\x89PNG\r\n\x1a\n and more of that", "is no TIFF"),
         (b"II*\0" + bytes(20), "no image|damaged"),
         (b"II*\0\x08\0\0\0" + bytes(2) + b"\x08\0\0\0", "follows on itself"),
@@ -323,3 +323,51 @@ def test_parts_beyond_the_volume_and_wrong_parts(tmp_path):
         volume.read(-1)
     with pytest.raises(ValueError, match="slices must have step 1"):
         volume.read(z_slice=slice(0, 3, 2))
+
+
+@pytest.mark.parametrize("order", [b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"])
+def test_the_first_bytes_of_a_tiff_are_a_truncated_one(tmp_path, order):
+    path = tmp_path / "in.tif"
+    for size in (2, 3, 4, 7):
+        path.write_bytes((order + bytes([8, 0, 0]))[:size])
+        with pytest.raises(ValueError, match=f"in.tif is truncated: .* {size}"):
+            open_volume(path)
+    path.write_bytes(b"IIxx")
+    with pytest.raises(ValueError, match="is no TIFF"):
+        open_volume(path)
+
+
+def test_files_of_an_ome_set_with_other_names(tmp_path):
+    """What is told can be done, in Python and on the command line."""
+    array = voxels((4, 6, 7))
+    one = write_ome_set(tmp_path, array, ["a.tif", "b.tif", "c.tif", "d.tif"])
+    for path in one:
+        path.rename(path.with_name(f"new_{path.name}"))
+    message = (
+        r"files b.tif, c.tif, .* missing: .* into a folder with nothing else and give"
+    )
+    with pytest.raises(ValueError, match=message):
+        open_volume(tmp_path / "new_a.tif")
+    np.testing.assert_array_equal(open_volume(tmp_path).read(), array)
+    folder = tmp_path / "channels"
+    folder.mkdir()
+    two = write_ome_set(folder, array, ["a.tif", "b.tif", "c.tif", "d.tif"], channels=2)
+    for path in two:
+        path.rename(path.with_name(f"new_{path.name}"))
+    for source in (folder, folder / "new_a.tif"):
+        with pytest.raises(ValueError, match="give the files these names again$"):
+            open_volume(source)
+
+
+def test_axes_without_a_name_tell_how_to_name_them(tmp_path):
+    tifffile.imwrite(tmp_path / "in.tif", voxels((3, 6, 7)), **GREY, metadata=None)
+    told = open_volume(tmp_path / "in.tif").description
+    for axes in ("TYX", "CYX"):
+        assert f"--axes {axes} (in Python axes='{axes}')" in told
+        assert "has no name" not in open_volume(tmp_path / "in.tif", axes=axes).notes
+    tifffile.imwrite(
+        tmp_path / "in.tif", voxels((2, 3, 6, 7)), **GREY, metadata={"axes": "TQYX"}
+    )
+    told = open_volume(tmp_path / "in.tif").description
+    assert "--axes TCYX" in told
+    assert "TTYX" not in told

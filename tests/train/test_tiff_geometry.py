@@ -89,8 +89,8 @@ def test_axes_that_can_be_named(file_axes, shape, given, names):
     [
         ("YXS", (5, 6, 3), None, "colour image"),
         ("YXS", (5, 6, 3), "ZYX", "colour image"),
-        ("SYX", (3, 5, 6), None, "give axes='ZYX'"),
-        ("ZSYX", (4, 3, 5, 6), None, "give axes='ZCYX'"),
+        ("SYX", (3, 5, 6), None, "give --axes ZYX"),
+        ("ZSYX", (4, 3, 5, 6), None, "give --axes ZCYX"),
         ("YXZ", (5, 6, 4), None, "must be the last two"),
         ("QQYX", (2, 4, 5, 6), None, "can't be told"),
         ("AZYX", (2, 4, 5, 6), None, "can't be told"),

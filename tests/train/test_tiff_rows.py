@@ -123,7 +123,7 @@ def test_colour_planes_that_are_slices(tmp_path):
     array = voxels((3, 6, 7), "uint8")
     path = tmp_path / "in.tif"
     tifffile.imwrite(path, array, photometric="rgb", planarconfig="separate")
-    with pytest.raises(ValueError, match="give axes='ZYX'"):
+    with pytest.raises(ValueError, match="give --axes ZYX .in Python axes='ZYX'"):
         open_volume(path)
     for compression in (None, "zlib"):
         tifffile.imwrite(
@@ -154,7 +154,7 @@ def test_imagej_without_axes_has_channels(tmp_path):
     tifffile.imwrite(path, array, imagej=True)
     volume = open_volume(path)
     assert volume.axes == "CZYX"
-    assert "give axes='ZYX'" in volume.description
+    assert "give --axes ZYX (in Python axes='ZYX')" in volume.description
     volume = open_volume(path, axes="ZYX")
     assert volume.shape == (5, 6, 7)
     enlarge(volume, tmp_path / "out.tif")

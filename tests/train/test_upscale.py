@@ -1,19 +1,18 @@
 """Enlarging from TIFF to TIFF: voxels, types, geometry, and what people are told."""
 
-import json
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import tifffile
 
-from models import EDSR3D, FNO, UNet3D, save
+from models import EDSR3D, UNet3D, save
 from train import memory, upscale_run
 from train.data.tiff import Volume, VolumeWriter, open_volume, to_dtype
 from train.normalise import IntensityRange
 from train.tile_network import TileNetwork
 from train.upscale import main
+from train.upscale_work import key_of
 
 SCALE = (1, 2, 2)
 
@@ -344,10 +343,10 @@ def test_mistakes_are_told_and_lose_nothing(models, tmp_path, capsys):
     assert "RGB" in told(colour) or "colour" in told(colour)
     assert "truncated" in told(cut)
     assert "is there. Replace it with --overwrite" in told(source, taken)
-    assert "must not be what is read" in told(source, source, "--overwrite")
+    assert "must not be a file that is read" in told(source, source, "--overwrite")
     assert "must not lie in the folder" in told(folder, folder / "out.tif")
     assert "must end in .tif" in told(source, tmp_path / "out.png")
-    assert "a number with a unit" in told(source, out, "--memory", "much")
+    assert "a size with a unit" in told(source, out, "--memory", "much")
     assert "axes" in told(source, out, "--axes", "QQ")
     assert "series" in told(source, out, "--series", "3")
     assert "must be at least" in told(source, out, "--memory", "1MB")
@@ -363,31 +362,6 @@ def test_the_least_budget_that_is_told_is_enough(models, tmp_path, capsys, monke
     told = refused(capsys, models, "same", source, out, "--memory", "1MB")
     least = told.split("at least ")[1].split(" for this")[0]
     assert run(models, "same", source, out, "--memory", least) == 0
-
-
-def test_other_models_are_refused(models, tmp_path, capsys):
-    source = write(tmp_path / "in.tif", voxels((3, 8, 8)))
-    two = UNet3D(in_channels=2, out_channels=2, hidden_channels=1, n_levels=1)
-    operator = FNO((2, 2), 1, 1, 2, n_layers=1)
-    save(tmp_path / "two.safetensors", two, zeros(two))
-    x = jnp.zeros((1, 4, 4, 1))
-    shapes = jax.eval_shape(lambda: operator.init(jax.random.key(0), x))
-    variables = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    save(tmp_path / "fno.safetensors", operator, variables)
-    out = tmp_path / "out.tif"
-    told = refused(capsys, tmp_path, "two", source, out)
-    assert "must take and give one channel" in told
-    assert "python -m train.predict" in refused(capsys, tmp_path, "fno", source, out)
-
-
-def test_weights_that_are_not_finite_are_found(tmp_path, capsys):
-    model = UNet3D(hidden_channels=1, n_levels=1)
-    broken = jax.tree.map(lambda leaf: leaf + jnp.nan, zeros(model))
-    save(tmp_path / "nan.safetensors", model, broken)
-    source = write(tmp_path / "in.tif", voxels((1, 8, 8)))
-    assert run(tmp_path, "nan", source, tmp_path / "out.tif") == 2
-    assert "are not finite" in capsys.readouterr().err
-    assert not (tmp_path / "out.tif").exists()
 
 
 def test_a_full_disk_is_told_before_the_work(models, tmp_path, capsys, monkeypatch):
@@ -412,14 +386,10 @@ def test_tiles_that_differ_from_the_whole_are_an_error(
     assert "tiles must equal the whole" in capsys.readouterr().err
 
 
-def test_the_state_is_json_with_nothing_of_the_machine(models, tmp_path):
-    """What a later version must be able to refuse or read."""
-    from train.upscale_work import State, key_of
-
+def test_the_key_of_work_is_of_contents_and_options(tmp_path):
     file = tmp_path / "a"
     file.write_bytes(b"1")
     key = key_of(file, [str(file)], axes="ZYX")
     assert key != key_of(file, [str(file)], axes="TZYX")
     file.write_bytes(b"22")
     assert key != key_of(file, [str(file)], axes="ZYX")
-    assert json.dumps(vars(State(key)), default=vars)

@@ -1,6 +1,8 @@
 """Work that is stopped or killed: nothing looks finished, and it goes on."""
 
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +19,7 @@ from train import memory, upscale
 from train.data.tiff import VolumeWriter
 from train.tile_network import TileNetwork
 from train.upscale import main
-from train.upscale_work import Work
+from train.upscale_work import Work, open_work
 
 ROOT = Path(__file__).parents[2]
 MODELS = {
@@ -215,22 +217,133 @@ def test_work_of_something_else_is_never_mixed_in(
         patch.setattr(Work, "save", dying)
         with pytest.raises(Killed):
             run(files, "plain", out, "--dtype", "float32")
+    before = contents(tmp_path)
     capsys.readouterr()
-    assert run(files, "plain", out) == 0
-    assert "of another input, model or option was there" in capsys.readouterr().out
+    assert run(files, "plain", out) == 2
+    told = capsys.readouterr().err
+    assert "the unfinished work of another command" in told
+    assert "in.tif with" in told and "to float32" in told and "--overwrite" in told
+    assert told.count("\n") == 1
+    assert contents(tmp_path) == before
+    assert run(files, "plain", out, "--overwrite") == 0
+    assert "is removed" in capsys.readouterr().out
     assert out.read_bytes() == expected["plain"][0]
 
 
+def contents(folder):
+    return {p: p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+@pytest.fixture(scope="module")
+def unfinished(files, expected, tmp_path_factory):
+    """A folder with work in which some tiles of the second volume are done."""
+    folder, saved = tmp_path_factory.mktemp("unfinished"), Work.save
+
+    def dying(work):
+        saved(work)
+        if work.state.volume == 1 and work.state.tiles:
+            raise Killed
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Work, "save", dying)
+        with pytest.raises(Killed):
+            run(files, "plain", folder / "out.tif")
+    return folder
+
+
+def leaves(values, path=()):
+    """Paths to all numbers, texts and empty values of a state."""
+    items = values.items() if isinstance(values, dict) else enumerate(values)
+    for key, value in items:
+        if isinstance(value, dict | list) and value:
+            yield from leaves(value, (*path, key))
+        else:
+            yield (*path, key)
+
+
+def test_a_state_that_was_changed_is_refused(files, unfinished, tmp_path, capsys):
+    """Whatever value it is, and whatever stands there then."""
+    work = tmp_path / ".out.tif.upscale"
+    shutil.copytree(unfinished / work.name, work)
+    state = work / "state.json"
+    content = state.read_bytes()
+    paths = list(leaves(json.loads(content)))
+    places = {path[-1] for path in paths}
+    assert places >= {"volume", "tiles", "passes", "low", "clipped", "digest", 0}
+    replaced = []
+    for path in [*paths, ("state", "window"), ("state", "ranges")]:
+        for value in (999, "abc", None, [], -1, 1e400):
+            tree = json.loads(content)
+            node = tree
+            for key in path[:-1]:
+                node = node[key]
+            if node[path[-1]] != value:
+                node[path[-1]] = value
+                replaced.append(json.dumps(tree).encode())
+    replaced += [b"", b"[]", b"7", b"{}", b"\xff\xfe", b"[" * 10**5, content[:-1]]
+    message = "must be what this version.*--overwrite"
+    for changed in replaced:
+        state.write_bytes(changed)
+        opened = open_work(tmp_path / "out.tif", "key", (2, 3, 4, 5), "uint16")
+        with pytest.raises(ValueError, match=message), opened:
+            pass
+        assert state.read_bytes() == changed
+    capsys.readouterr()
+    assert run(files, "plain", tmp_path / "out.tif") == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_voxels_that_are_gone_or_cut_are_computed_anew(
+    files, expected, unfinished, tmp_path, capsys, is_there
+):
+    work = tmp_path / ".out.tif.upscale"
+    shutil.copytree(unfinished / work.name, work)
+    if is_there:
+        os.truncate(work / "voxels.raw", (work / "voxels.raw").stat().st_size - 1)
+    else:
+        (work / "voxels.raw").unlink()
+    assert run(files, "plain", tmp_path / "out.tif") == 0
+    assert "begins anew: " in capsys.readouterr().out
+    assert (tmp_path / "out.tif").read_bytes() == expected["plain"][0]
+
+
+def test_what_can_be_gone_on_with_is_told_and_no_more(
+    files, unfinished, tmp_path, capsys, monkeypatch
+):
+    out = tmp_path / "out.tif"
+    shutil.copytree(unfinished / ".out.tif.upscale", tmp_path / ".out.tif.upscale")
+
+    def told(error):
+        def failing(*arguments):
+            raise error
+
+        monkeypatch.setattr(TileNetwork, "__call__", failing)
+        assert run(files, "plain", out) == 2
+        return capsys.readouterr().err.splitlines()[1:]
+
+    kept = f"What is done is kept in {tmp_path / '.out.tif.upscale'}"
+    (hint,) = told(OSError("no space left"))
+    assert hint == f"{kept}: the same command goes on from there."
+    assert told(ValueError("not finite")) == [f"{kept}."]
+    (tmp_path / "model.safetensors").write_bytes(b"7")
+    assert run(tmp_path, "model", out, source=files / "in.tif") == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert run(tmp_path, "none", out, source=files / "in.tif") == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
 @pytest.mark.skipif(os.name == "nt", reason="signals of Unix")
-def test_ctrl_c_ends_with_the_running_tile_and_says_how_to_go_on(
-    files, expected, tmp_path, monkeypatch, capsys
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_with_the_running_tile_and_says_how_to_go_on(
+    files, expected, tmp_path, monkeypatch, capsys, number
 ):
     out, call, calls = tmp_path / "out.tif", TileNetwork.__call__, []
 
     def interrupted(self, *arguments):
         calls.append(None)
         if len(calls) == 2:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), number)
         return call(self, *arguments)
 
     with monkeypatch.context() as patch:
@@ -257,7 +370,9 @@ def test_two_processes_do_not_make_one_output(files, tmp_path, monkeypatch, caps
     with pytest.raises(Killed):
         run(files, "plain", out)
     assert told == [2]
-    assert "made by one process at a time" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "made by one process at a time" in error
+    assert error.count("\n") == 1
 
 
 def test_other_windows_after_running_out_of_memory_and_a_death(

@@ -32,8 +32,7 @@ def resolve_axes(
         )
     if file_axes[-2:] != "YX":
         raise ValueError(
-            f"rows and columns must be the last two axes, got {found}: save it with "
-            "axes='ZYX'"
+            f"rows and columns must be the last two axes, got {found}: save it as ZYX"
         )
     if axes is not None:
         return _given(axes, shape, found), ()
@@ -46,27 +45,30 @@ def resolve_axes(
         raise ValueError(
             f"it is a colour image in separate planes, and volumes are grey: got "
             f"{found}; if the planes are slices that a program took for colours, give "
-            f"axes={_proposal(names, 'S')!r}"
+            f"{_option(_proposal(names, 'S'))}"
         )
     unnamed = [i for i in long if names[i] in UNNAMED]
     if len(unnamed) == 1 and "Z" not in names:
         names[unnamed[0]] = "Z"
+        others = [
+            _renamed(names, "Z", letter) for letter in "TC" if letter not in names
+        ]
         notes.append(
-            f"its axis of {shape[unnamed[0]]} has no name and is read as Z (axes="
-            "'TYX' or 'CYX' would change that)"
+            f"its axis of {shape[unnamed[0]]} has no name and is read as Z"
+            + (f"; else give {' or '.join(map(_option, others))}" if others else "")
         )
     foreign = [name for name in names if name not in "TCZ-"]
     if foreign or any(names.count(name) > 1 for name in "TCZ"):
         raise ValueError(
-            f"its axes can't be told, got {found}: give axes, one letter of T, C, Z a "
-            "axis and then YX, such as axes='TZYX'; save one volume to a file if there "
-            "are other axes"
+            f"its axes can't be told, got {found}: name them, with one letter of T, C, "
+            f"Z an axis and then YX, such as {_option('TZYX')}; save one volume to a "
+            "file if there are other axes"
         )
     if "C" in names and "Z" not in names:
         count = shape[names.index("C")]
         notes.append(
             f"it has {count} channels of one slice each; if they are slices, give "
-            f"axes={_proposal(names, 'C')!r}"
+            f"{_option(_proposal(names, 'C'))}"
         )
     return "".join(names) + "YX", tuple(notes)
 
@@ -101,8 +103,17 @@ def _given(axes, shape, found):
 
 def _proposal(names, mistaken):
     better = next(letter for letter in "ZCT-" if letter not in names)
-    letters = [better if name == mistaken else name for name in names if name != "-"]
+    return _renamed(names, mistaken, better)
+
+
+def _renamed(names, old, new):
+    letters = [new if name == old else name for name in names if name != "-"]
     return "".join(letters) + "YX"
+
+
+def _option(axes):
+    """For people on the command line, and for those in Python."""
+    return f"--axes {axes} (in Python axes={axes!r})"
 
 
 def _told(file_axes, shape):

@@ -60,11 +60,15 @@ def open_file(path: Path, series: int | None, alone: bool = True) -> Stored:
         if not missing:
             stored = _stored(path, file, series, xml, pages)
         elif alone or num_volumes > 1:
+            advice = "give the files these names again"
+            if num_volumes == 1:  # else a folder would not do
+                advice += (
+                    ", or, if each file is one slice of one volume, put them into a "
+                    "folder with nothing else and give that folder"
+                )
             raise ValueError(
                 f"{path.name} belongs to an OME set, and the set's files "
-                f"{listed(missing)} are missing: give them back these names; or, if "
-                "each file is one slice of one volume, give all of them as a list, or "
-                "their folder"
+                f"{listed(missing)} are missing: {advice}"
             )
         else:
             file = stack.enter_context(_opened(path, is_ome=False))
@@ -167,9 +171,10 @@ def _choose(found, series):
     axes, shape = _shape(found[0])
     same = all(_shape(s) == (axes, shape) and s.dtype == found[0].dtype for s in found)
     if len(found) > 1 and not (same and math.prod(shape[:-2]) == 1):
+        images = listed([_told(i, s) for i, s in enumerate(found)])
         raise ValueError(
-            f"it holds {len(found)} images, and one is needed: give series, which is "
-            f"one of {listed([_told(i, s) for i, s in enumerate(found)])}"
+            f"it holds {len(found)} images, and one is needed: choose with --series N "
+            f"(in Python series=N), which is one of {images}"
         )
     return 0, list(found)
 

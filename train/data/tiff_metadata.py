@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import uuid
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
@@ -28,6 +29,8 @@ LARGEST = 2**32 - 1  # of the two integers of a TIFF's rational number
 
 PROVENANCE_KEY = "jaxops_provenance"  # ImageJ ignores keys that it doesn't know
 PROVENANCE_NAMESPACE = "jaxops/provenance"  # OME readers ignore foreign annotations
+
+UUID_NAMESPACE = uuid.uuid5(uuid.NAMESPACE_URL, PROVENANCE_NAMESPACE)
 
 # What ImageJ knows of display, time and density, and an enlarged volume keeps.
 KEPT_KEYS = ("loop", "finterval", "fps", "tunit", "cf", "vunit", "c0", "c1", "c2")
@@ -174,9 +177,9 @@ def ome_files(xml: str) -> tuple[set[str], int]:
             size = int(pixels.get("SizeC", 1)) * int(pixels.get("SizeT", 1))
             planes = max(planes, size)
             for data in _children(pixels, "TiffData"):
-                for uuid in _children(data, "UUID"):
-                    if uuid.text != root.get("UUID") and uuid.get("FileName"):
-                        names.add(uuid.get("FileName"))
+                for other in _children(data, "UUID"):
+                    if other.text != root.get("UUID") and other.get("FileName"):
+                        names.add(other.get("FileName"))
     return names, planes
 
 
@@ -293,6 +296,7 @@ def ome_arguments(
 
     - sizes: of T, C, Z, Y, X, the order of the pages.
     - kept: metadata of the file that the volume was made from.
+    - provenance: its "key", if it has one, settles the document's UUID.
     """
     num_times, num_channels, depth, height, width = sizes
     num_planes = num_times * num_channels * depth
@@ -322,7 +326,11 @@ def ome_arguments(
             "Namespace": PROVENANCE_NAMESPACE,
             "Value": encode_provenance(provenance),
         }
-    xml = tifffile.OmeXml(Creator="jaxops")
+    document = {"Creator": "jaxops"}
+    if provenance is not None and "key" in provenance:
+        # What is made in the same way is the same, to the byte.
+        document["UUID"] = str(uuid.uuid5(UUID_NAMESPACE, str(provenance["key"])))
+    xml = tifffile.OmeXml(**document)
     try:
         xml.addimage(
             dtype,

@@ -75,7 +75,12 @@ def check_structure(path: str | os.PathLike) -> list[int]:
     with open(path, "rb") as file:
         start = file.read(16)
         order = {b"II": "<", b"MM": ">"}.get(start[:2], "")
-        version = struct.unpack(f"{order}H", start[2:4])[0] if order and size > 8 else 0
+        if order and size < 4:
+            raise ValueError(
+                f"{path} is truncated: it ends at byte {size}, within the first four; "
+                "copy it anew from its source"
+            )
+        version = struct.unpack(f"{order}H", start[2:4])[0] if order else 0
         if version not in (42, 43):
             raise ValueError(
                 f"{path} is no TIFF: it must begin with II or MM and 42 or 43, got "

@@ -1,0 +1,86 @@
+"""The model of an enlargement, and what its file says of intensities, all checked."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+from flax import linen as nn
+
+from models import load
+from models.volume_model import VolumeModel
+from train.normalise import IntensityRange
+
+PERCENTILES = (2.0, 99.8)  # where the model names none
+
+
+class SavedModel(NamedTuple):
+    """Of a file."""
+
+    model: nn.Module
+    variables: dict[str, Any]
+    intensity: IntensityRange | None
+    """Of the training data; None where it was saved without."""
+
+    percentiles: tuple[float, float]
+    """Intensities of an input that are encoded as 0 and 1."""
+
+    @property
+    def text(self) -> str:
+        """One line for people."""
+        weights = sum(leaf.size for leaf in jax.tree.leaves(self.variables))
+        scale = " x ".join(map(str, self.model.scale))
+        name = type(self.model).__name__
+        return f"{name}, {weights:,} weights, scale {scale} (z, y, x)"
+
+
+def read_model(path: Path) -> SavedModel:
+    """Read a network that enlarges volumes of one channel.
+
+    Raises:
+        ValueError: for another one, and for what its file says of intensities and no
+            range or percentiles can be; it names the file and the key. OSError: if it
+            can't be read.
+    """
+    model, variables, extra = load(path)
+    if not isinstance(model, VolumeModel):
+        raise ValueError(
+            f"{path} must be a network on volumes; it is a {type(model).__name__}. For "
+            "operators there is python -m train.predict."
+        )
+    if (model.in_channels, model.out_channels) != (1, 1):
+        raise ValueError(
+            f"{path} must take and give one channel, since the channels of a volume "
+            f"are enlarged one by one; it has {model.in_channels} and "
+            f"{model.out_channels}."
+        )
+    intensity = extra.get("intensity")
+    if intensity is not None:
+        intensity = _intensity(path, intensity)
+    percentiles = _percentiles(path, extra.get("percentiles", PERCENTILES))
+    return SavedModel(model, variables, intensity, percentiles)
+
+
+def _intensity(path, value) -> IntensityRange:
+    if isinstance(value, dict) and all(map(_is_number, value.values())):
+        try:
+            return IntensityRange.from_dict(value)
+        except (ValueError, OverflowError):  # no range, or other keys: told below
+            pass
+    raise ValueError(
+        f"{path} must have finite numbers low < high in its 'intensity'; got {value!r}."
+        " Save the model anew."
+    )
+
+
+def _percentiles(path, value) -> tuple[float, float]:
+    sound = isinstance(value, tuple) and len(value) == 2 and all(map(_is_number, value))
+    if not sound or not 0 <= value[0] < value[1] <= 100:
+        raise ValueError(
+            f"{path} must have two numbers that ascend within 0 to 100 as its "
+            f"'percentiles'; got {value!r}. Save the model anew."
+        )
+    return value
+
+
+def _is_number(value) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
