@@ -275,6 +275,12 @@ def _choose_ranges(options, job: Job, saved: SavedModel) -> None:
     for c, intensity in enumerate(job.ranges):
         channel = f"channel {c}: " if len(job.ranges) > 1 else ""
         job.console.print(f"range    {channel}{intensity}")
+        output = saved.output_range(intensity)
+        job.output_ranges.append(output)
+        if output != intensity:
+            job.console.print(
+                f"range    {channel}0 to 1 become {output.low:.6g} to {output.high:.6g}"
+            )
 
 
 def _run(options, job: Job, tiling) -> None:

@@ -21,8 +21,28 @@ class SavedModel(NamedTuple):
     intensity: IntensityRange | None
     """Of the training data; None where it was saved without."""
 
+    target: IntensityRange | None
+    """Of the training data at high resolution; None where it was saved without."""
+
     percentiles: tuple[float, float]
     """Intensities of an input that are encoded as 0 and 1."""
+
+    def output_range(self, intensity: IntensityRange) -> IntensityRange:
+        """What the output is decoded by, for an input that was encoded by a range.
+
+        The same, or, for a network that was trained on pairs of other intensities,
+        what lies to it as those at high resolution lie to those at low resolution.
+        """
+        if None in (self.intensity, self.target) or self.intensity == self.target:
+            return intensity
+        gain = (self.target.high - self.target.low) / (
+            self.intensity.high - self.intensity.low
+        )
+        low, high = (
+            self.target.low + gain * (value - self.intensity.low)
+            for value in (intensity.low, intensity.high)
+        )
+        return IntensityRange(low, high)
 
     @property
     def text(self) -> str:
@@ -53,22 +73,23 @@ def read_model(path: Path) -> SavedModel:
             f"are enlarged one by one; it has {model.in_channels} and "
             f"{model.out_channels}."
         )
-    intensity = extra.get("intensity")
-    if intensity is not None:
-        intensity = _intensity(path, intensity)
     percentiles = _percentiles(path, extra.get("percentiles", PERCENTILES))
-    return SavedModel(model, variables, intensity, percentiles)
+    ranges = (_range(path, extra, key) for key in ("intensity", "target_intensity"))
+    return SavedModel(model, variables, *ranges, percentiles)
 
 
-def _intensity(path, value) -> IntensityRange:
+def _range(path, extra, key) -> IntensityRange | None:
+    value = extra.get(key)
+    if value is None:
+        return None
     if isinstance(value, dict) and all(map(_is_number, value.values())):
         try:
             return IntensityRange.from_dict(value)
         except (ValueError, OverflowError):  # no range, or other keys: told below
             pass
     raise ValueError(
-        f"{path} must have finite numbers low < high in its 'intensity'; got {value!r}."
-        " Save the model anew."
+        f"{path} must have finite numbers low < high in its '{key}'; got {value!r}. "
+        "Save the model anew."
     )
 
 

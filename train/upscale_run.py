@@ -35,6 +35,7 @@ class Job:
     console: Console
     should_stop: Callable[[], bool] = lambda: False
     ranges: list[IntensityRange] = field(default_factory=list)
+    output_ranges: list[IntensityRange] = field(default_factory=list)
     slab_limit: float = 0.0
     """Bytes of decoded planes that may be kept from window to window."""
 
@@ -289,7 +290,7 @@ def _collect(job, tiling, t, c, report):
 
 def _run_tile(job: Job, tile, t: int, c: int) -> Counts:
     """Compute a tile and write its core, but for slices that are done."""
-    work, scale, intensity = job.work, job.network.model.scale, job.ranges[c]
+    work, scale, intensity = job.work, job.network.model.scale, job.output_ranges[c]
     raw, window = encoded(job, t, c, tile.read)
     output = job.network(window, work.state.statistics.rows())
     del window

@@ -45,6 +45,9 @@ def models(tmp_path_factory):
     save(
         folder / "same.safetensors", same, zeros(same), intensity={"low": 0, "high": 1}
     )
+    ranges = {"intensity": {"low": 10, "high": 20}}
+    ranges["target_intensity"] = {"low": 1000, "high": 4000}
+    save(folder / "brighter.safetensors", same, zeros(same), **ranges)
     save(folder / "finer.safetensors", finer, drawn(finer), percentiles=(0.0, 100.0))
     return folder
 
@@ -89,6 +92,18 @@ def write(path, array, axes="ZYX", **options):
         for part in array.reshape(-1, *array.shape[-3:]):
             writer.append(part)
     return path
+
+
+@pytest.mark.parametrize("normalise", ["input", "model"])
+def test_pairs_of_other_intensities_give_these_to_the_output(
+    models, tmp_path, normalise
+):
+    """Trained where 10 to 20 became 1000 to 4000: 300 times as much, and less 2000."""
+    array = np.random.default_rng(3).integers(11, 31, (4, 17, 18)).astype(np.uint16)
+    source, out = write(tmp_path / "in.tif", array), tmp_path / "out.tif"
+    assert run(models, "brighter", source, out, "--normalise", normalise) == 0
+    result = tifffile.imread(out).astype(int)
+    np.testing.assert_allclose(result, 300 * array.astype(int) - 2000, atol=1)
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "int16", "float32"])
