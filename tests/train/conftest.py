@@ -9,14 +9,21 @@ from jax.experimental.compilation_cache import compilation_cache
 
 
 @pytest.fixture(scope="session")
-def quick_compilation(tmp_path_factory):
+def compiled(tmp_path_factory):
+    """A folder of compiled programs."""
+    return tmp_path_factory.mktemp("compiled")
+
+
+@pytest.fixture(scope="module")
+def quick_compilation(compiled):
     """Hasty compilation, once for all runs of a program, here and in other processes.
 
-    Yields the environment for a subprocess.
+    Ends with the module: other tests want every optimisation. Yields the environment
+    for a subprocess.
     """
     values = {
         "jax_disable_most_optimizations": True,
-        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("compiled")),
+        "jax_compilation_cache_dir": str(compiled),
         "jax_persistent_cache_min_compile_time_secs": 0.0,
         "jax_persistent_cache_min_entry_size_bytes": -1,
     }
