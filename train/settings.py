@@ -199,7 +199,7 @@ def _flags(kind, prefix="--"):
 
 
 def typed(hint: Any, value: Any, where: str) -> Any:
-    """A value from JSON as the annotation has it; ``where`` names it.
+    """A value from JSON or a saved model as the annotation has it; ``where`` names it.
 
     Raises:
         ValueError: if it is of another type.
@@ -220,7 +220,7 @@ def typed(hint: Any, value: Any, where: str) -> Any:
                 continue
     elif _is(hint, Literal) and value in arguments:
         return value
-    elif _is(hint, tuple) and isinstance(value, list):
+    elif _is(hint, tuple) and isinstance(value, list | tuple):
         each = arguments[:1] * len(value) if arguments[-1] is ... else arguments
         if len(each) == len(value):
             return tuple(typed(*pair, where) for pair in zip(each, value, strict=True))

@@ -1,5 +1,7 @@
 """``python -m train.factorise``: a model in, a cheaper model out."""
 
+import json
+
 import jax
 import numpy as np
 import pytest
@@ -7,6 +9,8 @@ import tifffile
 
 from models import EDSR3D, FNO1D, load, save
 from train import factorise
+from train.settings import to_json
+from train.sr_settings import MakeSettings, SRSettings
 
 pytestmark = pytest.mark.usefixtures("quick_compilation")
 
@@ -57,6 +61,21 @@ def test_full_rank_changes_nothing(
     assert extra["factorised"]["rank"] == rank
     assert extra["factorised"]["psnr_dense"] == pytest.approx(before, abs=0.01)
     assert "tests" not in extra  # those of the dense network
+
+
+def test_volumes_are_made_coarser_as_in_training(volume_file, tmp_path, capsys):
+    """With what a run of `train.sr` saves: without noise the error is another one."""
+    model = EDSR3D(scale=(1, 2, 2), hidden_channels=2, n_blocks=1, input_skip="cubic")
+    variables = jax.jit(model.init)(jax.random.key(0), np.zeros((1, 2, 4, 4, 1), "f4"))
+    found = []
+    for number, noise in enumerate((0.0, 5.0)):
+        settings = SRSettings(make=MakeSettings(blur=(0.0, 1.0, 1.0), noise=noise))
+        path = tmp_path / f"{number}.safetensors"
+        save(path, model, variables, settings=json.loads(to_json(settings)))
+        out = tmp_path / f"out{number}.safetensors"
+        assert run(path, out, "--rank", 3, "--volume", volume_file) == 0
+        found.append(table(capsys)[0][1])
+    assert found[0] > found[1] + 3
 
 
 def test_rank_one_has_a_third_of_the_weights(model_file, volume_file, tmp_path, capsys):
