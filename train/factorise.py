@@ -25,7 +25,7 @@ from jaxops.backend import BackendError, select_backend, to_device
 from models import load, save
 from models.factorised import factorised
 from train.folder import check_writable, model_file
-from train.settings import typed
+from train.settings import parse, typed
 from train.sr_settings import MakeSettings, SRSettings
 from train.volume_metrics import psnr
 from train.volume_sets import data_range, load_sets
@@ -64,12 +64,8 @@ class FactoriseSettings:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Do as the command line says; returns the exit status."""
-    options = tyro.cli(
-        FactoriseSettings,
-        prog="python -m train.factorise",
-        args=sys.argv[1:] if arguments is None else list(arguments),
-        config=(tyro.conf.FlagCreatePairsOff,),
-    )
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    options = parse(FactoriseSettings, "train.factorise", arguments)
     console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
     try:
         run(options, console)

@@ -16,6 +16,7 @@ BLOCK_SIZE = 2**18
 # the second with the maximum.
 SPARSE, TAIL = 0.05, 1 / 20
 TINY = 1e-4
+PERCENTILES = (2.0, 99.8)  # of CARE (Weigert et al. 2018): background and light
 HOT = 8  # voxels that may be faults of a detector, in volumes of 1e5 and more
 
 
@@ -174,7 +175,7 @@ class IntensityRange:
     def fit(
         cls,
         blocks: Iterable[np.ndarray],
-        percentiles: tuple[float, float] = (2.0, 99.8),
+        percentiles: tuple[float, float] = PERCENTILES,
     ) -> IntensityRange:
         """Fit to percentiles of all voxels of the blocks, in one pass, 60 MB of memory.
 

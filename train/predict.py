@@ -31,6 +31,7 @@ from train.loop import make_forward
 from train.normalise import UnitGaussian
 from train.picture import Row, draw
 from train.report import error_table
+from train.settings import parse
 
 PICTURE_ROWS = 3
 
@@ -79,12 +80,8 @@ class PredictSettings:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Predict as the command line says; returns the exit status."""
-    options = tyro.cli(
-        PredictSettings,
-        prog="python -m train.predict",
-        args=sys.argv[1:] if arguments is None else list(arguments),
-        config=(tyro.conf.FlagCreatePairsOff,),
-    )
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    options = parse(PredictSettings, "train.predict", arguments)
     console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
     try:
         predict(options, console)

@@ -87,7 +87,7 @@ class TrainSettings:
                 raise ValueError(f"{flag} must be {rule}; got {value}.")
 
 
-Settings = TypeVar("Settings", bound=TrainSettings)
+Settings = TypeVar("Settings")
 
 
 def parse(

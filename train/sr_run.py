@@ -25,6 +25,7 @@ from train.loop import (
     make_optimizer,
     make_train_step,
 )
+from train.normalise import PERCENTILES
 from train.report import MetricsWriter
 from train.run import Outcome, Run
 from train.sr_settings import SRSettings
@@ -37,7 +38,6 @@ from train.volume_sets import HeldOut, VolumeSets, data_range, load_sets
 
 FOLLOWED_VOXELS = 2**20  # high-resolution voxels tested on after an epoch, in all
 WHOLE_VOXELS = 2**19  # low-resolution voxels that the network takes at a time
-PERCENTILES = (2.0, 99.8)
 
 
 def prepare(

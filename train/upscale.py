@@ -32,6 +32,7 @@ from train.interrupt import StopRequest
 from train.memory import bytes_text
 from train.normalise import IntensityRange
 from train.report import clock
+from train.settings import parse
 from train.tile_network import FORM, TileNetwork
 from train.tile_plan import halved
 from train.upscale_model import SavedModel, read_model
@@ -50,7 +51,7 @@ from train.upscale_run import (
     run_tiles,
     write_output,
 )
-from train.upscale_settings import UpscaleSettings, parse
+from train.upscale_settings import UpscaleSettings
 from train.upscale_work import (
     Stopped,
     Work,
@@ -66,7 +67,8 @@ NEAR_DTYPES = {"float16": "float32", "int64": "float64", "uint64": "float64"}
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Enlarge as the command line says; returns the exit status."""
-    options = parse(sys.argv[1:] if arguments is None else list(arguments))
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    options = parse(UpscaleSettings, "train.upscale", arguments)
     console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
     hints: list[str] = []
     try:

@@ -8,9 +8,7 @@ from flax import linen as nn
 
 from models import load
 from models.volume_model import VolumeModel
-from train.normalise import IntensityRange
-
-PERCENTILES = (2.0, 99.8)  # where the model names none
+from train.normalise import PERCENTILES, IntensityRange
 
 
 class SavedModel(NamedTuple):

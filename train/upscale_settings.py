@@ -1,7 +1,6 @@
 """What an enlargement is told: typed, read by tyro."""
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -108,14 +107,3 @@ class UpscaleSettings:
                 f"OUT must not be a file that is read; {self.out} is {read}. Choose "
                 "another name."
             )
-
-
-def parse(arguments: Sequence[str]) -> UpscaleSettings:
-    """Read a command line. An unknown option, or ``--help``, ends the program
-    (SystemExit)."""
-    return tyro.cli(
-        UpscaleSettings,
-        prog="python -m train.upscale",
-        args=list(arguments),
-        config=(tyro.conf.FlagCreatePairsOff,),
-    )

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import tifffile
 
 from train.data.degrade import Degradation, read_psf
 from train.data.patches import (
@@ -16,7 +15,7 @@ from train.data.patches import (
     volume_parts,
 )
 from train.data.phantom import phantom
-from train.data.tiff import Volume, open_volume
+from train.data.tiff import Volume, files_in, open_volume
 from train.normalise import IntensityRange
 from train.sr_settings import SRSettings
 
@@ -24,7 +23,6 @@ DEFAULT_SCALE = (1, 2, 2)
 # Of the synthetic volume: photons at full intensity, and read noise.
 PHANTOM_PHOTONS, PHANTOM_NOISE = 200.0, 0.01
 MOST_TESTED = 2**25  # high-resolution voxels of a volume that is tested on
-SUFFIXES = (".tif", ".tiff")
 
 
 @dataclass(frozen=True)
@@ -179,8 +177,10 @@ def _sets(options, named, scale, degradation, voxel_size, unit, lines):
         known = is_finite if missing else None
         tests.append(HeldOut(name, test_low, test_high, known))
     lows, highs = zip(*pairs, strict=True)
-    intensity = IntensityRange.fit(_slabs(lows))
-    target = intensity if made else IntensityRange.fit(_slabs(highs))
+    intensity, target = ranges[0]  # of a single pair: it is not read once more
+    if len(pairs) > 1:
+        intensity = IntensityRange.fit(_slabs(lows))
+        target = intensity if made else IntensityRange.fit(_slabs(highs))
     return VolumeSets(
         pairs,
         ranges,
@@ -259,8 +259,7 @@ def _open_all(paths: Sequence[Path], options: SRSettings) -> list[Volume]:
         if not path.is_dir():
             volumes.append(open_volume(path, **how))
             continue
-        names = [f.name for f in path.iterdir() if f.suffix.lower() in SUFFIXES]
-        files = [path / name for name in tifffile.natural_sorted(names)]
+        files = files_in(path)
         alone = [open_volume(file, **how) for file in files[:2]]
         if len(alone) < 2 or all(v.sizes["Z"] * len(v.positions) == 1 for v in alone):
             volumes.append(open_volume(path, **how))  # one slice a file

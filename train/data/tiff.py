@@ -24,6 +24,7 @@ __all__ = [
     "Source",
     "Volume",
     "VolumeWriter",
+    "files_in",
     "open_volume",
     "scaled_geometry",
     "to_dtype",
@@ -65,6 +66,16 @@ def open_volume(
     return volume
 
 
+def files_in(folder: Path) -> list[Path]:
+    """Its TIFFs, but for hidden ones, in natural order (z2 before z10)."""
+    names = [
+        entry.name
+        for entry in folder.iterdir()
+        if entry.suffix.lower() in SUFFIXES and not entry.name.startswith(".")
+    ]
+    return [folder / name for name in tifffile.natural_sorted(names)]
+
+
 def _list_files(path_or_paths):
     """The files, and whether it is a single one to be read as a whole."""
     if isinstance(path_or_paths, str | os.PathLike):
@@ -73,14 +84,9 @@ def _list_files(path_or_paths):
             raise FileNotFoundError(f"{path} does not exist")
         if not path.is_dir():
             return [path], True
-        names = [
-            entry.name
-            for entry in path.iterdir()
-            if entry.suffix.lower() in SUFFIXES and not entry.name.startswith(".")
-        ]
-        if not names:
+        files = files_in(path)
+        if not files:
             raise ValueError(f"{path} holds no file that ends in .tif or .tiff")
-        files = [path / name for name in tifffile.natural_sorted(names)]
     else:
         files = [Path(path) for path in path_or_paths]
         if not files:
