@@ -4,6 +4,12 @@ Only the wavenumbers that are asked for are computed, so a transform costs
 O(size x kept) an axis, needs no FFT and no complex number, and takes any size, odd or
 even. Matrices are built in float64 and rounded once.
 
+The waves exp(i k n) and exp(-i k n) are made of one cosine and one sine. So each axis
+is multiplied by real cosines and sines, of the wavenumbers without their signs, and
+the small array that results is put together to complex coefficients, with signs, at
+the end. The first axis comes first: its product is the largest, and has the longest
+rows to multiply there.
+
 Conventions, those of ``numpy.fft.rfftn(..., norm="forward")``: with N points on a
 periodic axis
 
@@ -17,11 +23,10 @@ The last spatial axis keeps non-negative wavenumbers only. A spectrum is a real 
 from collections.abc import Sequence
 from functools import lru_cache
 
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxops.matmul import along_axes
+from jaxops.matmul import along_axes, along_axis
 
 Wavenumbers = Sequence[Sequence[int]]
 
@@ -63,16 +68,16 @@ def forward(
     """
     sizes = x.shape[1:-1]
     _check_axes(wavenumbers, sizes, x.shape)
-    last = x.ndim - 2
     kept = [tuple(int(k) for k in ks) for ks in wavenumbers]
-    matrix = jnp.asarray(_forward_real(sizes[-1], kept[-1]))
-    z = along_axes(matrix, x, last, 1)
+    counts = tuple(len(ks) for ks in kept)
+    batch, channels, last = x.shape[0], x.shape[-1], len(sizes)
+    for axis in range(1, last):
+        x = along_axis(_folded_waves(sizes[axis - 1], kept[axis - 1]), x, axis)
+    z = along_axis(_waves(sizes[-1], kept[-1]), x, last)
     for axis in range(last - 1, 0, -1):
-        counts = (len(ks) for ks in kept[axis:])
-        z = z.reshape(*x.shape[: axis + 1], 2, *counts, x.shape[-1])
-        matrix = jnp.asarray(_forward_complex(x.shape[axis], kept[axis - 1]))
-        z = along_axes(matrix, z, axis, 2)
-    return z.reshape(x.shape[0], 2, *(len(ks) for ks in kept), x.shape[-1])
+        z = z.reshape(*z.shape[: axis + 1], 2, *counts[axis:], channels)
+        z = along_axes(_unfold(sizes[axis - 1], kept[axis - 1]), z, axis, 2)
+    return z.reshape(batch, 2, *counts, channels)
 
 
 def inverse(
@@ -96,13 +101,16 @@ def inverse(
             "A spectrum is (batch, 2, *kept, channels), real part first; got "
             f"{z.shape=} for {counts} wavenumbers."
         )
-    batch, channels = z.shape[0], z.shape[-1]
-    for axis, (ks, size) in enumerate(zip(kept[:-1], sizes[:-1], strict=True)):
-        z = z.reshape(batch, *sizes[:axis], 2, *counts[axis:], channels)
-        z = along_axes(jnp.asarray(_inverse_complex(size, ks)), z, 1 + axis, 2)
-    z = z.reshape(batch, *sizes[:-1], 2, counts[-1], channels)
-    matrix = jnp.asarray(_inverse_real(sizes[-1], kept[-1]))
-    return along_axes(matrix, z, len(sizes), 2)
+    channels, last = z.shape[-1], len(sizes)
+    for axis in range(1, last):
+        z = along_axes(_unfold(sizes[axis - 1], kept[axis - 1]).T, z, axis, 2)
+        waves = z.shape[axis] // 2
+        z = z.reshape(*z.shape[:axis], waves, 2, *counts[axis:], channels)
+    x = along_axes(_inverse_real(sizes[-1], kept[-1]), z, last, 2)
+    for axis in range(last - 1, 0, -1):
+        size = sizes[axis - 1]  # the adjoint, without the scaling
+        x = along_axis(_folded_waves(size, kept[axis - 1]).T * size, x, axis)
+    return x
 
 
 def _check_axes(wavenumbers: Wavenumbers, sizes: Sequence[int], shape) -> None:
@@ -130,50 +138,45 @@ def _cos_sin(size: int, wavenumbers: tuple[int, ...]) -> tuple[np.ndarray, np.nd
     return cosine[turns], sine[turns]
 
 
-# The matrices are kept in float32 unless 64-bit types are on: they are constants of the
-# compiled program, and nothing float64 may reach an Apple GPU.
-def _rounded(matrix: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(matrix, dtype=jnp.result_type(float))
-
-
-def _forward_real(size: int, wavenumbers: tuple[int, ...]) -> np.ndarray:
-    """(part kept, size): from a real axis."""
-    return _rounded(_forward_real_float64(size, wavenumbers))
-
-
-def _forward_complex(size: int, wavenumbers: tuple[int, ...]) -> np.ndarray:
-    """(part kept, size part): from a complex axis whose parts follow it."""
-    return _rounded(_forward_complex_float64(size, wavenumbers))
-
-
-def _inverse_complex(size: int, wavenumbers: tuple[int, ...]) -> np.ndarray:
-    """(size part, part kept): to a complex axis whose parts follow it."""
-    # The adjoint, without the scaling.
-    return _rounded(_forward_complex_float64(size, wavenumbers).T * size)
-
-
-def _inverse_real(size: int, wavenumbers: tuple[int, ...]) -> np.ndarray:
-    """(size, part kept): to a real axis, by irfft's rule."""
-    return _rounded(_inverse_real_float64(size, wavenumbers))
-
-
 @lru_cache(maxsize=256)
-def _forward_real_float64(size: int, wavenumbers: tuple[int, ...]) -> np.ndarray:
+def _waves(size: int, wavenumbers: tuple[int, ...]) -> np.ndarray:
+    """(part kept, size): cosines and negative sines, to a real axis."""
     cosine, sine = _cos_sin(size, wavenumbers)
     return np.concatenate([cosine, -sine]) / size
 
 
-@lru_cache(maxsize=256)
-def _forward_complex_float64(size: int, wavenumbers: tuple[int, ...]) -> np.ndarray:
-    cosine, sine = _cos_sin(size, wavenumbers)
-    real_row = np.stack([cosine, sine], axis=-1)
-    imaginary_row = np.stack([-sine, cosine], axis=-1)
-    matrix = np.concatenate([real_row, imaginary_row]) / size
-    return matrix.reshape(2 * len(wavenumbers), 2 * size)
+def _folded(size: int, wavenumbers: tuple[int, ...]) -> tuple[list[int], list[int]]:
+    """Of each wavenumber, the one from 0 to size/2 that has its waves, and its sign."""
+    residues = [k % size for k in wavenumbers]
+    signs = [1 if 2 * k <= size else -1 for k in residues]
+    return [min(k, size - k) for k in residues], signs
+
+
+def _folded_waves(size: int, wavenumbers: tuple[int, ...]) -> np.ndarray:
+    """(wave folded, size): of each folded wavenumber once, in their order."""
+    return _waves(size, tuple(sorted(set(_folded(size, wavenumbers)[0]))))
 
 
 @lru_cache(maxsize=256)
-def _inverse_real_float64(size: int, wavenumbers: tuple[int, ...]) -> np.ndarray:
+def _unfold(size: int, wavenumbers: tuple[int, ...]) -> np.ndarray:
+    """(part kept, wave folded part): C + i s S from the coefficients of both waves.
+
+    C and S are complex, of the axes behind; s is the sign of the wavenumber.
+    """
+    folded, signs = _folded(size, wavenumbers)
+    distinct = sorted(set(folded))
+    matrix = np.zeros((2, len(wavenumbers), 2, len(distinct), 2))
+    for row, (k, sign) in enumerate(zip(folded, signs, strict=True)):
+        at = distinct.index(k)
+        matrix[0, row, 0, at, 0] = matrix[1, row, 0, at, 1] = 1
+        matrix[0, row, 1, at, 1] = -sign
+        matrix[1, row, 1, at, 0] = sign
+    return matrix.reshape(2 * len(wavenumbers), 4 * len(distinct))
+
+
+@lru_cache(maxsize=256)
+def _inverse_real(size: int, wavenumbers: tuple[int, ...]) -> np.ndarray:
+    """(size, part kept): to a real axis, by irfft's rule."""
     if min(wavenumbers) < 0 or max(wavenumbers) > size // 2:
         raise ValueError(
             "The last axis takes wavenumbers from 0 to size // 2 only; got "

@@ -25,7 +25,7 @@ def fourier(
     _check_sizes(x, sizes)
     for axis, (old, new) in enumerate(zip(x.shape[1:-1], sizes, strict=True), start=1):
         if new != old:
-            x = _along_axis(_fourier_matrix(old, new), x, axis)
+            x = along_axis(_fourier_matrix(old, new), x, axis)
     return x
 
 
@@ -113,10 +113,6 @@ def _check_sizes(x, sizes: Sequence[int]) -> None:
         )
 
 
-def _along_axis(matrix: np.ndarray, x, axis: int):
-    return along_axis(jnp.asarray(matrix.astype(jnp.result_type(float))), x, axis)
-
-
 def _interpolate(
     x, sizes: Sequence[int], align_corners: bool, kernel: Callable, radius: int
 ):
@@ -125,7 +121,7 @@ def _interpolate(
         if new != old and new % old == 0 and not align_corners:
             x = _finer(x, axis, new // old, kernel, radius)
         elif new != old:
-            x = _along_axis(
+            x = along_axis(
                 _kernel_matrix(old, new, align_corners, kernel, radius), x, axis
             )
     return x

@@ -88,9 +88,9 @@ def spectral_conv(
     z = dft.forward(x.astype(spectrum_dtype), [axis.wavenumbers for axis in plan])
     for axis, modes in enumerate(plan, start=1):
         weight = _take_rows(weight, modes.rows, axis)
-    z = multiply(z.astype(product_dtype), weight)
+    z = multiply(z.astype(product_dtype), weight).astype(spectrum_dtype)
     kept = [axis.output_wavenumbers for axis in plan]
-    return dft.inverse(z.astype(spectrum_dtype), kept, output_shape).astype(x.dtype)
+    return dft.inverse(z, kept, output_shape).astype(x.dtype)
 
 
 def _take_rows(weight, rows: tuple[int, ...], axis: int):
@@ -107,15 +107,18 @@ def multiply(
 ) -> Float[Array, "batch 2 *kept out_channels"]:
     """Complex product of each wavenumber's channels with its own matrix.
 
-    The real and imaginary parts of ``z`` are stacked on the batch, so that each half of
-    the weight is read once, as it lies, and no copy of the weight is made.
+    The real and imaginary parts of ``z`` are stacked on the batch, and all of that
+    stands twice before the two halves of the weight, so that the weight, the largest
+    array here, is read once as it lies, and its gradient is written once as it lies.
     """
     batch, kept, channels = z.shape[0], z.shape[2:-1], z.shape[-1]
     count, features = math.prod(kept), weight.shape[-1]
-    real, imaginary = weight.reshape(2, count, channels, features).astype(z.dtype)
     rows = z.reshape(batch * 2, count, channels).transpose(1, 0, 2)
-    by_real = matmul(rows, real).reshape(count, batch, 2, features)
-    by_imaginary = matmul(rows, imaginary).reshape(count, batch, 2, features)
+    rows = jnp.broadcast_to(rows, (2, *rows.shape)).reshape(2 * count, *rows.shape[1:])
+    product = matmul(
+        rows, weight.reshape(2 * count, channels, features).astype(z.dtype)
+    )
+    by_real, by_imaginary = product.reshape(2, count, batch, 2, features)
     product = jnp.stack(
         [
             by_real[:, :, 0] - by_imaginary[:, :, 1],

@@ -4,6 +4,7 @@ Parameters start from the distributions that PyTorch and neuraloperator use, so 
 training from scratch compares. Spatial fields are (batch, *grid, channels) throughout.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -166,12 +167,28 @@ def at_least_float32(x):
     return x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
 
 
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def _moments(x, axes: tuple[int, ...]):
     """Mean and biased variance in float32, with the axes kept."""
+    mean, deviation = _deviation(x, axes)
+    return mean, (deviation * deviation).mean(axes, keepdims=True)
+
+
+@_moments.defjvp
+def _moments_derivative(axes, primals, tangents):
+    """The variance does not change with the mean that it is taken about: without that
+    term, which is zero, a gradient passes over the field once less."""
+    (x,), (tangent,) = primals, tangents
+    tangent = at_least_float32(tangent)
+    _, deviation = _deviation(x, axes)
+    change = 2 * (deviation * tangent).mean(axes, keepdims=True)
+    return _moments(x, axes), (tangent.mean(axes, keepdims=True), change)
+
+
+def _deviation(x, axes: tuple[int, ...]):
     x = at_least_float32(x)
     mean = x.mean(axes, keepdims=True)
-    deviation = x - jnp.broadcast_to(mean, x.shape)
-    return mean, (deviation * deviation).mean(axes, keepdims=True)
+    return mean, x - jnp.broadcast_to(mean, x.shape)
 
 
 def _whiten(x, mean, variance, epsilon: float):
