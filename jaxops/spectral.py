@@ -114,7 +114,7 @@ def multiply(
     batch, kept, channels = z.shape[0], z.shape[2:-1], z.shape[-1]
     count, features = math.prod(kept), weight.shape[-1]
     rows = z.reshape(batch * 2, count, channels).transpose(1, 0, 2)
-    rows = jnp.broadcast_to(rows, (2, *rows.shape)).reshape(2 * count, *rows.shape[1:])
+    rows = jnp.concatenate([rows, rows])
     product = matmul(
         rows, weight.reshape(2 * count, channels, features).astype(z.dtype)
     )
