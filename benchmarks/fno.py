@@ -7,7 +7,7 @@ Both sides have the same architecture and the same weights, neuraloperator's def
 error, its gradient and AdamW; or a forward pass. Each repeat runs all contenders, in
 one order and the next time in the other. Given are medians, their quartiles, and the
 median of the ratios to ours in the same repeat: 2 means that ours takes half the time.
-Before that, all outputs are compared with ours in float32, in units of the largest.
+Outputs are compared with ours in float32, in units of the largest number there.
 
 On a GPU also: TF32 on both sides, and ours in bfloat16; a measurement is the mean of
 twenty calls in a row, for which it waits once. ``compile`` is what the first call took.
@@ -15,13 +15,10 @@ twenty calls in a row, for which it waits once. ``compile`` is what the first ca
 
 import argparse
 import functools
-import json
-import os
 import sys
 import time
-from datetime import date
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,8 +27,17 @@ import optax
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import jaxops  # noqa: E402
-from benchmarks.measuring import Call, alternate, summary, versions  # noqa: E402
+from benchmarks.measuring import (  # noqa: E402
+    Call,
+    Results,
+    add_row,
+    alternate,
+    begin,
+    parser,
+    summary,
+    train_step,
+    write,
+)
 from models import FNO, to_neuralop  # noqa: E402
 
 
@@ -64,34 +70,21 @@ LEARNING_RATE = 1e-3
 def our_calls(case: Case, name: str, variables, x, y, kinds) -> dict[str, Call]:
     model = make_model(case)
     optimizer = optax.adamw(LEARNING_RATE)
+    step = jax.jit(train_step(model, optimizer), donate_argnums=0)
+    forward = jax.jit(model.apply)
     calls = {}
     for kind in kinds:
         precision, dtype = OURS[kind]
-
-        def forward(variables, x):
-            return model.apply(variables, x)
-
-        def step(carry, x, y):
-            variables, state = carry
-
-            def loss(variables):
-                error = (model.apply(variables, x) - y).astype(jnp.float32)
-                return jnp.mean(jnp.square(error))
-
-            value, gradient = jax.value_and_grad(loss)(variables)
-            changes, state = optimizer.update(gradient, state, variables)
-            return (optax.apply_updates(variables, changes), state), value
-
         sent = [jnp.asarray(array, dtype) for array in (x, y)]
         own = jax.tree.map(jnp.array, variables)
         start = time.perf_counter()
         with jax.default_matmul_precision(precision):
             if name == "forward":
-                program = jax.jit(forward).lower(own, sent[0]).compile()
+                program = forward.lower(own, sent[0]).compile()
                 run = functools.partial(program, own, sent[0])
             else:
                 carry = (own, optimizer.init(own))
-                program = jax.jit(step, donate_argnums=0).lower(carry, *sent).compile()
+                program = step.lower(carry, *sent).compile()
                 run = Stepper(program, carry, sent)
         calls[kind] = run, jax.block_until_ready
         tell_compile(kind, start, program)
@@ -117,6 +110,7 @@ def peer_calls(case: Case, name: str, variables, x, y, kinds) -> dict[str, Call]
     except ImportError as error:
         print(f"neuraloperator is left out: {error}", file=sys.stderr)
         return {}
+    torch._dynamo.reset()  # it compiles a function a few times only, then runs it as is
     on_gpu = jax.default_backend() == "gpu"
     device = "cuda" if on_gpu else "cpu"
     weights = to_neuralop(make_model(case), variables)
@@ -182,8 +176,8 @@ def tell_compile(kind: str, start: float, program) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def measure(key: str, name: str, options) -> dict[str, Any]:
-    """One row: all contenders in one case and pass, printed and returned."""
+def measure(key: str, name: str, options: argparse.Namespace) -> Results:
+    """One row: all contenders in one case and pass."""
     case, on_gpu = CASES[key], jax.default_backend() == "gpu"
     batch = case.gpu_batch if on_gpu else case.batch
     rng = np.random.default_rng(0)
@@ -200,50 +194,39 @@ def measure(key: str, name: str, options) -> dict[str, Any]:
         peers = ["neuraloperator"]
     calls = our_calls(case, name, variables, x, y, ours)
     calls |= peer_calls(case, name, variables, x, y, peers)
-    if name == "forward":
-        expected = np.asarray(calls["ours"][0]())
-        for kind, (run, _) in calls.items():
-            found = run()
-            if "neural" in kind:
-                found = np.moveaxis(found.cpu().numpy(), 1, -1)
-            found = np.asarray(jnp.asarray(found, jnp.float32))
-            error = np.abs(found - expected).max() / np.abs(expected).max()
-            print(f"  {kind} differs by {error:.1e}", file=sys.stderr)
     results = summary(alternate(calls, options.repeats, 20 if on_gpu else 1), "ours")
-    print(f"\n{key} {case}, {name}")
-    print(f"{'':30}{'median ms':>10}{'quartiles':>18}{'/ ours':>8}")
-    for kind, result in results.items():
-        spread = "{:.2f} - {:.2f}".format(*result["quartiles_ms"])
-        print(f"{kind:30}{result['median_ms']:10.2f}{spread:>18}{result['ratio']:8.2f}")
-    sys.stdout.flush()
-    return {"case": key, "sizes": case._asdict(), "pass": name, "results": results}
+    if name == "forward":
+        for kind, difference in differences(calls).items():
+            results[kind]["difference"] = difference
+    return results
+
+
+def differences(calls: dict[str, Call]) -> dict[str, float]:
+    """Of each contender's output to ours in float32, in units of its largest number."""
+    expected = np.asarray(calls["ours"][0]())
+    found = {}
+    for kind, (run, _) in calls.items():
+        y = run()
+        if "neural" in kind:
+            y = np.moveaxis(y.cpu().numpy(), 1, -1)
+        y = np.asarray(y, np.float32)
+        found[kind] = float(np.abs(y - expected).max() / np.abs(expected).max())
+    return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--backend", default="auto", choices=jaxops.backend.NAMES)
-    parser.add_argument("--repeats", type=int, default=11, help="at least 2")
-    parser.add_argument("--cases", nargs="+", choices=CASES, metavar="CASE")
-    parser.add_argument("--passes", nargs="+", choices=PASSES, default=PASSES)
-    parser.add_argument("--no-compile", action="store_true", help="eager peers only")
-    parser.add_argument("--json", type=Path, help="write all numbers there")
-    options = parser.parse_args()
-    os.environ.setdefault(
-        "XLA_PYTHON_CLIENT_PREALLOCATE", "false"
-    )  # PyTorch needs some
-    backend = jaxops.select_backend(options.backend)
-    cases = options.cases or (CASES if backend.name == "gpu" else CPU_CASES)
-    record: dict[str, Any] = {"date": date.today().isoformat(), "backend": str(backend)}
-    record["versions"] = versions("jax", "jaxlib", "torch", "neuraloperator")
-    record |= {"repeats": options.repeats, "rows": []}
-    print(record["backend"])
-    print(", ".join(f"{key} {value}" for key, value in record["versions"].items()))
-    for key in cases:
+    made = parser(__doc__)
+    made.add_argument("--cases", nargs="+", choices=CASES, metavar="CASE")
+    made.add_argument("--passes", nargs="+", choices=PASSES, default=PASSES)
+    made.add_argument("--no-compile", action="store_true", help="eager peers only")
+    options = made.parse_args()
+    record = begin(options, "torch", "neuraloperator")
+    for key in options.cases or (CASES if record["platform"] == "gpu" else CPU_CASES):
         for name in options.passes:
-            record["rows"].append(measure(key, name, options))
+            results = measure(key, name, options)
+            add_row(record, key, name, results, sizes=CASES[key]._asdict())
+            write(record, options.json)  # of all rows so far
             jax.clear_caches()
-    if options.json:
-        options.json.write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -28,6 +28,33 @@ def matmul(
     return jnp.matmul(left, right, precision=matmul_precision())
 
 
+@jax.custom_jvp
+def batched_matmul(
+    left: Float[Array, "batch m n"], right: Float[Array, "batch n columns"]
+) -> Float[Array, "batch m columns"]:
+    """``left @ right`` of many small matrices, with gradients of the same form.
+
+    As in :func:`along_axes`: the gradient of ``right`` is a plain product with
+    ``left``, transposed before, in place of one along the axis that CPUs read slowly.
+    """
+    return matmul(left, right)
+
+
+@batched_matmul.defjvp
+def _batched_matmul_derivative(primals, tangents):
+    (left, right), (left_change, right_change) = primals, tangents
+    change = batched_matmul(left_change, right)
+    change += _flipped_matmul(left.transpose(0, 2, 1), right_change)
+    return batched_matmul(left, right), change
+
+
+def _flipped_matmul(left, right):
+    """``left`` transposed, times ``right``: the gradient of ``right`` is a plain
+    product with ``left``."""
+    axes = ((1,), (1,)), ((0,), (0,))
+    return lax.dot_general(left, right, axes, precision=matmul_precision())
+
+
 def matmul_precision() -> str | None:
     """What to give a product or a convolution as ``precision``; None: the user's."""
     return "highest" if jax.config.jax_default_matmul_precision is None else None
@@ -82,11 +109,6 @@ def _batched(matrix: np.ndarray) -> Callable:
     @apply.defjvp
     def apply_to_tangent(primals, tangents):
         (x,), (tangent,) = primals, tangents
-        flipped = broadcast(matrix.T, x.shape[0])
-        contracting, batch = ((1,), (1,)), ((0,), (0,))
-        change = lax.dot_general(
-            flipped, tangent, (contracting, batch), precision=matmul_precision()
-        )
-        return apply(x), change
+        return apply(x), _flipped_matmul(broadcast(matrix.T, x.shape[0]), tangent)
 
     return apply

@@ -16,7 +16,7 @@ from jax import lax
 from jaxtyping import Array, Float, Shaped
 
 from jaxops import dft, resize
-from jaxops.matmul import matmul
+from jaxops.matmul import batched_matmul
 
 Compat = str | None  # "neuralop-2.0"
 
@@ -115,7 +115,7 @@ def multiply(
     count, features = math.prod(kept), weight.shape[-1]
     rows = z.reshape(batch * 2, count, channels).transpose(1, 0, 2)
     rows = jnp.concatenate([rows, rows])
-    product = matmul(
+    product = batched_matmul(
         rows, weight.reshape(2 * count, channels, features).astype(z.dtype)
     )
     by_real, by_imaginary = product.reshape(2, count, batch, 2, features)

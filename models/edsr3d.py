@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from models.arguments import known_arguments_only
-from models.volume_blocks import Conv, Kind, Upsampler
+from models.volume_blocks import Conv, Kind, Upsampler, upsampled_conv
 from models.volume_model import VolumeModel
 
 
@@ -66,8 +66,9 @@ class EDSR3D(VolumeModel):
         for i in range(self.n_blocks):
             y = ResidualBlock(scaling, self.kind, name=f"blocks_{i}")(y)
         y = h + Conv(self.hidden_channels, kind=self.kind, name="conv")(y)
-        y = Upsampler(self.scale, self.upsampler, self.kind, name="upsampler")(y)
-        return Conv(self.out_channels, kind=self.kind, name="tail")(y)
+        upsampler = Upsampler(self.scale, self.upsampler, self.kind, name="upsampler")
+        tail = Conv(self.out_channels, kind=self.kind, name="tail")
+        return upsampled_conv(self, y, upsampler, tail)
 
     def _check_arguments(self) -> None:
         super()._check_arguments()

@@ -12,7 +12,13 @@ import flax.linen as nn
 import jax
 
 from models.arguments import known_arguments_only
-from models.volume_blocks import ChannelAttention, Conv, Kind, Upsampler
+from models.volume_blocks import (
+    ChannelAttention,
+    Conv,
+    Kind,
+    Upsampler,
+    upsampled_conv,
+)
 from models.volume_model import VolumeModel
 
 
@@ -95,9 +101,9 @@ class RCAN3D(VolumeModel):
                 self.n_blocks, self.reduction, self.kind, name=f"groups_{i}"
             )(y, region)
         y = h + Conv(self.hidden_channels, kind=self.kind, name="conv")(y)
-        y = Upsampler(self.scale, self.upsampler, self.kind, name="upsampler")(y)
-        y = Conv(self.out_channels, kind=self.kind, name="tail")(y)
-        return (y + 1) / 2
+        upsampler = Upsampler(self.scale, self.upsampler, self.kind, name="upsampler")
+        tail = Conv(self.out_channels, kind=self.kind, name="tail")
+        return (upsampled_conv(self, y, upsampler, tail) + 1) / 2
 
     @property
     def statistic_layers(self) -> int:

@@ -16,20 +16,36 @@ import jax.numpy as jnp
 
 from models.arguments import known_arguments_only
 from models.blocks import Dense
-from models.volume_blocks import Conv, Kind, MaxPool, Nearest, Sizes, Upsampler
+from models.volume_blocks import (
+    Conv,
+    Kind,
+    MaxPool,
+    Nearest,
+    Sizes,
+    Upsampler,
+    nearest_conv,
+)
 from models.volume_model import VolumeModel
 
 
 class Level(nn.Module):
-    """Convolutions to these channels, each with a ReLU behind it."""
+    """Convolutions to these channels, each with a ReLU behind it; first, where there is
+    a shortcut, nearest points, which it is joined on."""
 
     features: Sizes
     kind: Kind
+    pool: Sizes = (1, 1, 1)
 
     @nn.compact
-    def __call__(self, x):
+    def __call__(self, x, shortcut=None):
         for i, features in enumerate(self.features):
-            x = jax.nn.relu(Conv(features, kind=self.kind, name=f"conv_{i}")(x))
+            conv = Conv(features, kind=self.kind, name=f"conv_{i}")
+            if i == 0 and shortcut is not None:
+                nearest = Nearest(self.pool, name="nearest")
+                x = nearest_conv(self, x, nearest, shortcut, conv)
+            else:
+                x = conv(x)
+            x = jax.nn.relu(x)
         return x
 
 
@@ -81,9 +97,10 @@ class UNet3D(VolumeModel):
             x = MaxPool(self.pool, name=f"pool_{i}")(x)
         x = Level((widths[-1], narrower[-1]), self.kind, name="middle")(x)
         for i in reversed(range(self.n_levels)):
-            x = Nearest(self.pool, name=f"nearest_{i}")(x)
-            x = jnp.concatenate([x, shortcuts[i]], axis=-1)
-            x = Level((widths[i], narrower[i]), self.kind, name=f"up_{i}")(x)
+            level = Level(
+                (widths[i], narrower[i]), self.kind, self.pool, name=f"up_{i}"
+            )
+            x = level(x, shortcuts[i])
         x = x[:, : grid[0], : grid[1], : grid[2]]
         x = Upsampler(self.scale, self.upsampler, self.kind, name="upsampler")(x)
         return Dense(self.out_channels, name="tail")(x)

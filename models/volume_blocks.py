@@ -5,6 +5,7 @@ method ``reach``, from which ``models.receptive_field`` adds up the halo of a ti
 Parameters are plain real arrays; they start from PyTorch's distributions.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -14,8 +15,10 @@ import jax
 import jax.numpy as jnp
 
 from jaxops import resize
-from jaxops.conv3d import conv2plus1d, conv3d, separable_conv3d
+from jaxops.conv3d import conv2plus1d, conv3d, conv_transpose3d, separable_conv3d
+from jaxops.conv3d_table import device_kind
 from jaxops.pooling import max_pool3d
+from jaxops.windows import pad
 from models.blocks import Dense, at_least_float32, uniform_of_fan_in
 
 CONVOLUTIONS = ("exact", "separable", "2plus1d")
@@ -160,6 +163,69 @@ class Nearest(nn.Module):
         return _coarser(need, self.scale)
 
 
+def nearest_conv(parent: nn.Module, x, nearest: Nearest, beside, conv: Conv):
+    """``conv`` of ``nearest(x)`` with the channels of ``beside`` joined on: two layers
+    that ``parent`` calls from here.
+
+    On a CPU, where the kernel is dense and no gradient is taken, x is convolved on its
+    own grid: nearest points and a convolution are a transposed convolution, whose
+    points have two taps an axis in place of three. GPUs lose by the smaller parts.
+    """
+    is_dense = conv.kind.conv == "exact"
+    if parent.is_initializing() or not is_dense or device_kind() != "cpu":
+        return conv(jnp.concatenate([nearest(x), beside], axis=-1))
+    params = parent.variables["params"][conv.name]
+    kernel, bias = (params[name].astype(x.dtype) for name in ("kernel", "bias"))
+    y = _nearest_conv(x, beside, kernel, nearest.scale, conv.kind.form)
+    return y + jnp.broadcast_to(bias, y.shape)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def _nearest_conv(x, beside, kernel, scale: Sizes, form: str):
+    coarse_form = "local" if form == "auto" and scale[0] > 1 else form  # of few taps
+    y = conv_transpose3d(
+        x,
+        _stretched(kernel[..., : x.shape[-1], :], scale),
+        strides=scale,
+        padding=tuple(k // 2 for k in kernel.shape[:3]),
+        form=coarse_form,
+    )
+    return y + conv3d(beside, kernel[..., x.shape[-1] :, :], form=form)
+
+
+def _nearest_conv_forward(x, beside, kernel, scale, form):
+    """The layers as they are: their gradient takes less."""
+
+    def layers(x, beside, kernel):
+        joined = jnp.concatenate([Nearest(scale).apply({}, x), beside], axis=-1)
+        return conv3d(joined, kernel, form=form)
+
+    return jax.vjp(layers, x, beside, kernel)
+
+
+def _nearest_conv_backward(scale, form, derivative, y):
+    return derivative(y)
+
+
+_nearest_conv.defvjp(_nearest_conv_forward, _nearest_conv_backward)
+
+
+def _stretched(kernel, scale: Sizes):
+    """Of the transposed convolution: the taps that a coarse point has on fine ones."""
+    kernel = jnp.flip(kernel, (0, 1, 2))
+    for axis, factor in enumerate(scale):
+        moved = [_shifted(kernel, axis, i, factor - 1) for i in range(factor)]
+        kernel = functools.reduce(jnp.add, moved)
+    return kernel
+
+
+def _shifted(kernel, axis: int, by: int, more: int):
+    """With ``more`` zeros along an axis, ``by`` of them in front."""
+    widths = [(0, 0, 0)] * kernel.ndim
+    widths[axis] = (by, more - by, 0)
+    return jax.lax.pad(kernel, jnp.zeros((), kernel.dtype), widths)
+
+
 class Resize(nn.Module):
     """``"linear"`` or ``"cubic"`` interpolation, points being the centres of cells."""
 
@@ -214,6 +280,98 @@ class Upsampler(nn.Module):
             kind = kind._replace(rank=channels)  # not those of the output, so many more
         x = Conv(channels * points, kernel_size, kind, points, name="conv")(x)
         return PixelShuffle(self.scale, name="shuffle")(x)
+
+
+def upsampled_conv(parent: nn.Module, x, upsampler: Upsampler, conv: Conv):
+    """``conv(upsampler(x))``, of two layers of ``parent`` that it calls from here.
+
+    Where that takes less, in one convolution of the coarse grid, see
+    :func:`joined_conv`. It hangs on the channels, and not on the size of the volume.
+    """
+    channels, outputs = x.shape[-1], conv.features
+    joins = upsampler.upsampler == "shuffle" and math.prod(upsampler.scale) > 1
+    joins &= upsampler.kind.conv == conv.kind.conv == "exact"
+    joins &= 2 * 5**3 * outputs < 3**3 * (channels + outputs)  # multiplications
+    joins &= min(x.shape[1:4]) >= 3
+    if parent.is_initializing() or not joins:
+        return conv(upsampler(x))
+    params = parent.variables["params"]
+    layers = (params[upsampler.name]["conv"], params[conv.name])
+    pairs = ((layer["kernel"], layer["bias"]) for layer in layers)
+    return joined_conv(x, *pairs, upsampler.scale, conv.kind.form)
+
+
+def joined_conv(x, first, last, scale: Sizes, form: str):
+    """A convolution, a pixel shuffle and another convolution, zeros around both.
+
+    They are linear: together a convolution of the coarse grid with two taps more an
+    axis, and with as few outputs as the last one has. Only at the outermost points it
+    is not the same, since the last one has zeros where the first would go on. So these
+    planes are computed one convolution after the other.
+
+    Args:
+        x: (batch, depth, height, width, channels), each axis of at least 3 points.
+        first: kernel (kd, kh, kw, channels, between * points), with an odd number of
+            taps, and bias; ``points`` being the product of the scale. Joined as they
+            are, float32, and then taken in the dtype of ``x``.
+        last: kernel (3, 3, 3, between, out), and bias.
+        scale: of the shuffle.
+        form: of :func:`jaxops.conv3d`.
+    """
+    kernel, bias = _joined_kernel(first, last, scale)
+    y = conv3d(x, kernel, form=form)
+    y = resize.pixel_shuffle(y + _spread(bias, y), scale)
+    for axis in (1, 2, 3):
+        low, high = _outermost(x, axis, first, last, scale, form)
+        inner = jax.lax.slice_in_dim(y, 1, y.shape[axis] - 1, axis=axis)
+        y = jnp.concatenate([low, inner, high], axis=axis)
+    return y
+
+
+def _joined_kernel(first, last, scale):
+    """Of the coarse grid: what a single point becomes, and what the bias does."""
+    (kernel, bias), (last_kernel, last_bias) = first, last
+
+    def after(coarse):
+        fine = pad(resize.pixel_shuffle(coarse, scale), tuple((s, s) for s in scale))
+        return resize.pixel_unshuffle(conv3d(fine, last_kernel, form="local"), scale)
+
+    response = after(jnp.flip(jnp.moveaxis(kernel, 3, 0), (1, 2, 3)))
+    joined = jnp.moveaxis(jnp.flip(response, (1, 2, 3)), 0, 3)
+    everywhere = jnp.broadcast_to(bias, (1, 3, 3, 3, len(bias)))
+    inside = after(everywhere)[0, 2, 2, 2].reshape(len(last_bias), -1)
+    inside = inside + jnp.broadcast_to(last_bias[:, None], inside.shape)
+    return joined, inside.reshape(-1)
+
+
+def _spread(bias, y):
+    return jnp.broadcast_to(bias.astype(y.dtype), y.shape)
+
+
+def _outermost(x, axis: int, first, last, scale, form):
+    """The first and the last plane of an axis of what :func:`joined_conv` gives."""
+    form = "local" if form == "auto" else form  # few planes: less to compile
+    batch, near = x.shape[0], 1 if scale[axis - 1] > 1 else 2  # coarse planes they see
+
+    def both_ends(low, high, count, zeros):
+        """That many planes of each end, with zeros behind them, as one batch."""
+        ends = [((0, 0),) * (axis - 1) + (pair,) + ((0, 0),) * (3 - axis)
+                for pair in ((zeros, 0), (0, zeros))]  # fmt: skip
+        size = high.shape[axis]
+        low = jax.lax.slice_in_dim(low, 0, count, axis=axis)
+        high = jax.lax.slice_in_dim(high, size - count, size, axis=axis)
+        return jnp.concatenate([pad(low, ends[0]), pad(high, ends[1])], axis=0)
+
+    def conv(x, kernel, bias):
+        padding = [k // 2 for k in kernel.shape[:3]]
+        padding[axis - 1] = 0
+        y = conv3d(x, kernel, padding=padding, form=form)
+        return y + _spread(bias, y)
+
+    reach = first[0].shape[axis - 1] // 2
+    y = resize.pixel_shuffle(conv(both_ends(x, x, near + reach, reach), *first), scale)
+    y = conv(both_ends(y[:batch], y[batch:], 2, 1), *last)
+    return y[:batch], y[batch:]
 
 
 class ChannelAttention(nn.Module):

@@ -121,13 +121,13 @@ class Enlarger:
 
     @functools.cached_property
     def _tiles(self):
-        return TileNetwork(self.model, {})
+        return functools.cache(lambda depth: TileNetwork(self.model, {}, depth))
 
     def __call__(self, state: TrainState, low: np.ndarray) -> np.ndarray:
         """(z, y, x) float32 to the same, larger, on the host; in tiles where large."""
         if low.size <= WHOLE_VOXELS:
             return np.asarray(self._apply(state.variables, _batch(low)))[0, ..., 0]
-        network = self._tiles
+        network = self._tiles(low.shape[0])
         network.variables = state.variables
 
         def share(window):

@@ -1,7 +1,8 @@
 """A volumetric network on tiles: compiled once a shape, statistics of whole volumes.
 
 Networks are run in a form of their convolutions in which a tile is computed as the
-whole volume is, see ``form`` of `models.volume_model.VolumeModel`.
+whole volume is, see ``form`` of `models.volume_model.VolumeModel`: the fastest one
+where no tile is cut along the depth, whose slices it takes in groups; else a local one.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,16 +14,22 @@ import numpy as np
 
 from jaxops.backend import to_device
 from train.memory import Need, program_need
-from train.tiles import Sizes, Tile, Tiling
+from train.tiles import Sizes, Tile, Tiling, keeps_depth
 
-FORM = "local"
+FORM = "auto where the depth is kept, else local"  # part of what settles the numbers
 
 
 class TileNetwork:
-    """A model and its variables, to be run on windows of (depth, height, width)."""
+    """A model and its variables, to be run on windows of (depth, height, width).
 
-    def __init__(self, model, variables):
-        self.model = model.clone(form=FORM)
+    - depth: of the volumes that it is run on, where they all have one. Windows as deep
+      take the fastest form, where `train.tiles.keeps_depth`; all others a local one.
+    """
+
+    def __init__(self, model, variables, depth: int | None = None):
+        self.model = model.clone(form="local")
+        is_kept = depth is not None and keeps_depth(depth, model.receptive_radius[0])
+        self._kept = depth if is_kept else None
         self.variables = variables  # others of the same shapes may take their place
         self._programs = {}
         self._layers = None  # the tree of statistics, and their shapes
@@ -67,8 +74,13 @@ class TileNetwork:
         kept = {key: p for key, p in self._programs.items() if key[0] == tuple(window)}
         self._programs = kept
 
+    def _model(self, window):
+        is_kept = window[0] == self._kept
+        return self.model.clone(form="auto") if is_kept else self.model
+
     def _sums(self, variables, x, region):
-        _, new = self.model.apply(variables, x, region=region, mutable=["sums"])
+        model = self._model(x.shape[1:4])
+        _, new = model.apply(variables, x, region=region, mutable=["sums"])
         return new["sums"]
 
     def _program(self, window, has_means, sums=False):
@@ -85,7 +97,7 @@ class TileNetwork:
             variables = {**variables, "means": self._statistics()}
         x = jax.ShapeDtypeStruct((1, *window, 1), jnp.float32)
         if not sums:
-            return self.model.apply, variables, x
+            return self._model(window).apply, variables, x
         return self._sums, variables, x, jax.ShapeDtypeStruct((3, 2), jnp.int32)
 
     def _statistics(self):

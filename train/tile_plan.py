@@ -1,10 +1,14 @@
-"""The windows that a volume is cut into: the largest that fit the memory."""
+"""The windows that a volume is cut into: the largest that fit the memory.
 
-from collections.abc import Callable, Sequence
+A volume that `train.tiles.keeps_depth` is cut along the depth only where not even the
+smallest window with all of it fits.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from train.tiles import Sizes, Tiling, window_sizes
+from train.tiles import Sizes, Tiling, keeps_depth, window_sizes
 
 MOST_LENGTHS = 48  # of windows, an axis, that are compared
 MOST_TRIALS = 6  # windows that are measured, which may mean compiled
@@ -28,9 +32,18 @@ def choose_tiling(
 
     Returns None where nothing fits.
     """
-    windows, cost = _all_windows(size, radius, stride)
+    for lengths in _choices(size, radius, stride):
+        windows, cost = _all_windows(lengths, size, radius, stride)
+        window = _best_window(windows, cost, measure, guess, fixed)
+        if window is not None:
+            return Tiling(tuple(size), window, tuple(radius), tuple(stride))
+    return None
+
+
+def _best_window(windows, cost, measure, guess, fixed) -> Sizes | None:
+    """Of these, the one of least cost that fits."""
     points = windows.prod(axis=1)
-    order = np.lexsort((-points, cost))
+    order = np.lexsort((-windows[:, 2], -points, cost))  # wide ones run faster
     windows, points = windows[order], points[order]
     largest, smallest = int(points.argmax()), int(points.argmin())
 
@@ -53,39 +66,56 @@ def choose_tiling(
             rate *= 1.02  # what is a little smaller may take a little more a point
     if best is None and smallest not in tried:
         best = smallest if measure(_sizes(windows[smallest])) <= 1 else None
-    if best is None:
-        return None
-    return Tiling(tuple(size), _sizes(windows[best]), tuple(radius), tuple(stride))
+    return None if best is None else _sizes(windows[best])
 
 
 def halved(tiling: Tiling) -> Tiling | None:
     """With windows of at most half as many points, or the smallest that can be; those
     that compute the fewest points more than once. None where there are none."""
-    windows, cost = _all_windows(tiling.size, tiling.radius, tiling.stride)
-    points, limit = windows.prod(axis=1), np.prod(tiling.window, dtype=np.int64)
-    if points.min() >= limit:
-        return None
-    allowed = points <= max(limit / 2, points.min())
-    best = np.lexsort((-points, np.where(allowed, cost, np.inf)))[0]
-    window = _sizes(windows[best])
-    return Tiling(tiling.size, window, tiling.radius, tiling.stride)
+    axes = tiling.size, tiling.radius, tiling.stride
+    limit = np.prod(tiling.window, dtype=np.int64)
+    for lengths in _choices(*axes):
+        if tiling.window[0] not in lengths[0]:
+            continue  # the depth is cut, and stays so
+        windows, cost = _all_windows(lengths, *axes)
+        points = windows.prod(axis=1)
+        if points.min() >= limit:
+            continue
+        allowed = points <= max(limit / 2, points.min())
+        best = np.lexsort((-points, np.where(allowed, cost, np.inf)))[0]
+        return Tiling(tiling.size, _sizes(windows[best]), tiling.radius, tiling.stride)
+    return None
 
 
 def smallest_window(size: Sizes, radius: Sizes, stride: Sizes) -> Sizes:
     """The least that a network can be run on."""
-    axes = zip(size, radius, stride, strict=True)
-    return tuple(window_sizes(*axis)[-1] for axis in axes)
+    return tuple(lengths[-1] for lengths in _lengths(size, radius, stride))
 
 
 def _sizes(row) -> Sizes:
     return tuple(int(n) for n in row)
 
 
-def _all_windows(size, radius, stride) -> tuple[np.ndarray, np.ndarray]:
-    """Windows (choices, 3), and the points that the tiles of each compute together."""
+def _lengths(size, radius, stride) -> list[list[int]]:
+    """Of windows, an axis, descending."""
+    axes = zip(size, radius, stride, strict=True)
+    return [window_sizes(*axis) for axis in axes]
+
+
+def _choices(size, radius, stride) -> Iterator[list[list[int]]]:
+    """The same, to be tried one after the other: first with the whole depth alone."""
+    depth, *plane = _lengths(size, radius, stride)
+    if keeps_depth(size[0], radius[0]):
+        yield [depth[:1], *plane]
+    yield [depth, *plane]
+
+
+def _all_windows(choices, size, radius, stride) -> tuple[np.ndarray, np.ndarray]:
+    """Windows (choices, 3) of these lengths, and the points that the tiles of each
+    compute together."""
     lengths, totals = [], []
-    for axis in zip(size, radius, stride, strict=True):
-        sizes = _thinned(window_sizes(*axis))
+    axes = zip(size, radius, stride, strict=True)
+    for sizes, axis in zip(map(_thinned, choices), axes, strict=True):
         lengths.append(sizes)
         totals.append([n * _count(n, *axis) for n in sizes])
     grids = (np.meshgrid(*values, indexing="ij") for values in (lengths, totals))

@@ -16,6 +16,8 @@ from typing import NamedTuple
 Sizes = tuple[int, ...]
 Box = tuple[slice, ...]
 
+SHALLOW = 4  # times the receptive radius: volumes so deep keep it, if memory allows
+
 
 class Span(NamedTuple):
     """A window of one axis: its first point, and the core (start, stop) inside it."""
@@ -94,6 +96,15 @@ def window_sizes(size: int, radius: int, stride: int) -> list[int]:
         advance = _advance(window, radius, stride)
         found[1 - (window - size) // advance] = window  # the shortest comes last
     return sorted(set(found.values()), reverse=True)
+
+
+def keeps_depth(depth: int, radius: int) -> bool:
+    """Whether the windows of a volume are as deep as it is, where any so deep fits.
+
+    So they are where cutting would mean to compute half as much again, or more. The
+    form of the convolutions hangs on it, see `train.tile_network`.
+    """
+    return depth <= SHALLOW * radius
 
 
 def _advance(window, radius, stride):

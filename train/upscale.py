@@ -134,7 +134,7 @@ def upscale(options: UpscaleSettings, console: Console, hints: list[str]) -> Non
     )
     opened = open_work(options.out, key, shape, dtype, about, options.overwrite)
     with opened as (work, what_became), _hinting(work, hints):
-        network = TileNetwork(saved.model, saved.variables)
+        network = TileNetwork(saved.model, saved.variables, volume.shape[-3])
         job = Job(volume, network, dtype, work, console)
         state = work.state
         is_complete = state.volume == len(volume.positions)

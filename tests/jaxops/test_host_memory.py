@@ -22,13 +22,34 @@ for _ in range(20):
 print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 
+# The same with one page in 25 MB of a block of 2.5 GB, which is more than an int holds.
+LARGE = """
+import ctypes
+import resource
+from jaxops import host_memory
+print(host_memory.keep_freed_memory())
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+libc.free.argtypes = [ctypes.c_void_p]
+def touch():
+    block = libc.malloc(2_500_000_000)
+    assert block, "no address space"
+    for page in range(100):
+        ctypes.memset(block + page * 25_000_000, 1, 1)
+    libc.free(block)
+touch()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+touch()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
 
-def faults(**environment: str) -> tuple[str, int]:
+
+def faults(program: str = PROGRAM, **environment: str) -> tuple[str, int]:
     untuned = {k: v for k, v in os.environ.items() if "MALLOC" not in k}
     for name in ("GLIBC_TUNABLES", host_memory.SWITCH):  # a test before may set it
         untuned.pop(name, None)
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
+        [sys.executable, "-c", program],
         env={**untuned, **environment},
         capture_output=True,
         text=True,
@@ -46,6 +67,12 @@ def test_kept_memory_takes_no_page_faults_again():
     # Each of the 20 blocks faults at least once per huge page of 2 MB when it is mapped
     # anew: 640 in all, and 16384 a block with small pages.
     assert few < 100 < 640 <= many
+
+
+@pytest.mark.skipif(platform.system() != "Linux", reason="mallopt is glibc's")
+def test_the_top_is_kept_beyond_two_gigabytes():
+    assert faults(LARGE)[1] < 50
+    assert faults(LARGE, **{host_memory.SWITCH: "0"})[1] >= 100
 
 
 @pytest.mark.skipif(platform.system() != "Linux", reason="mallopt is glibc's")

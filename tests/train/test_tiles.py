@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from models import EDSR3D, MDCSRN, RCAN3D, DepthAttentionSR, UNet3D
 from train.tile_network import Statistics, TileNetwork, run_tiled
-from train.tile_plan import halved
-from train.tiles import Tiling, spans, window_sizes
+from train.tile_plan import choose_tiling, halved
+from train.tiles import Tiling, keeps_depth, spans, window_sizes
 
 EDSR = {"hidden_channels": 5, "n_blocks": 1}
 UNET = {"hidden_channels": 3, "n_levels": 1}
@@ -61,6 +61,30 @@ def test_halving_goes_on_to_the_smallest_window_and_ends():
     assert all(after <= max(before / 2, volumes[-1]) for before, after in pairs)
     sizes = zip((30, 64, 50), (3, 3, 3), (1, 2, 2), strict=True)
     assert smallest == tuple(window_sizes(*axis)[-1] for axis in sizes)
+
+
+def test_the_depth_is_cut_only_where_no_window_with_all_of_it_fits():
+    size, radius, stride = (20, 90, 40), (5, 5, 5), (1, 1, 1)
+    assert keeps_depth(size[0], radius[0]) and not keeps_depth(21, 5)
+
+    def chosen(limit, size=size):
+        share = functools.partial(_part_of, limit)
+        return choose_tiling(size, radius, stride, share, share)
+
+    smallest = chosen(20 * 11 * 11)
+    assert smallest.window == (20, 11, 11)
+    cut = chosen(20 * 11 * 11 - 1)
+    assert cut.window[0] < 20 and np.prod(cut.window) < 20 * 11 * 11
+    assert halved(smallest).window[0] < 20
+    while cut is not None:
+        assert cut.window[0] < 20
+        cut = halved(cut)
+    assert chosen(11**3).window == (11, 11, 11)
+    assert chosen(11**3 - 1) is None
+
+
+def _part_of(limit, window):
+    return np.prod(window) / limit
 
 
 def network_of(cls, arguments):
@@ -183,3 +207,35 @@ def test_a_pass_that_changes_nothing_is_the_last():
     for _ in statistics.collect(other, tiling, lambda tile: x[tile.read]):
         pass
     assert statistics.passes == 2
+
+
+@pytest.mark.parametrize(
+    ("cls", "arguments", "size", "window"),
+    [
+        (EDSR3D, {"hidden_channels": 10, "n_blocks": 1}, (9, 31, 17), (9, 20, 17)),
+        (UNet3D, {**BARE, "scale": (1, 2, 2)}, (12, 29, 27), (12, 23, 27)),
+    ],
+)
+def test_tiles_as_deep_as_the_volume_equal_what_the_model_gives(
+    cls, arguments, size, window
+):
+    """In its fastest form, Winograd's, whose groups of slices are the same in both."""
+    local = network_of(cls, arguments)
+    network = TileNetwork(local.model.clone(form="auto"), local.variables, size[0])
+    tiling = network.tiling(size, window)
+    assert tiling.count > 1 and halved(tiling).window[0] == size[0]
+    x = volume(size)
+    program = jax.jit(network.model.clone(form="auto").apply)
+    whole = np.asarray(program(network.variables, x[None, ..., None]))[0, ..., 0]
+    np.testing.assert_array_equal(run_tiled(network, tiling, x), whole)
+    assert (whole != local(x)).any()
+
+
+def test_tiles_that_cut_the_depth_equal_the_whole_in_a_local_form():
+    local = network_of(EDSR3D, {"hidden_channels": 10, "n_blocks": 1})
+    size, window = (20, 12, 24), (14, 12, 24)
+    network = TileNetwork(local.model, local.variables, size[0])
+    tiling, x = network.tiling(size, window), volume(size)
+    assert keeps_depth(size[0], tiling.radius[0]) and tiling.count > 1
+    np.testing.assert_array_equal(run_tiled(network, tiling, x), local(x))
+    assert (network(x) != local(x)).any()

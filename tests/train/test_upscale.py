@@ -57,9 +57,9 @@ def small_windows():
     """Several windows a volume, and programs that are compiled once for all runs."""
     programs, share = {}, memory.Budget.share
 
-    def create(self, model, variables):
-        create_alone(self, model, variables)
-        self._programs = programs.setdefault(self.model, {})
+    def create(self, model, variables, depth=None):
+        create_alone(self, model, variables, depth)
+        self._programs = programs.setdefault((self.model, depth), {})
 
     def limited(self, need):
         return max(share(self, need), need.largest / 30_000)
@@ -137,7 +137,7 @@ def test_the_output_is_that_of_the_whole_volume_in_the_units_of_the_input(
     assert run(models, "finer", source, tmp_path / "out.tif", "--check") == 0
     result = open_volume(tmp_path / "out.tif")
     model, variables, _ = upscale_load(models / "finer.safetensors")
-    network = TileNetwork(model, variables)
+    network = TileNetwork(model, variables, array.shape[-3])
     total = 0
     for t, c in result.positions:
         intensity = IntensityRange.fit([array[:, c]], (0.0, 100.0))
@@ -153,6 +153,17 @@ def test_the_output_is_that_of_the_whole_volume_in_the_units_of_the_input(
     assert total > 0
     check = told.split("by at most ")[1].split()[0]
     assert float(check) < 1e-6
+
+
+def test_a_shallow_volume_is_cut_along_the_depth_where_memory_is_scarce(
+    models, tmp_path, capsys, monkeypatch
+):
+    source = write(tmp_path / "in.tif", voxels((20, 14, 15)))
+    monkeypatch.setattr(memory.Budget, "share", lambda _, need: need.largest / 40_000)
+    assert run(models, "finer", source, tmp_path / "out.tif", "--check") == 0
+    told = capsys.readouterr().out
+    window = told.split(" windows of ")[1].split(" a volume")[0].split(" x ")
+    assert 13 <= int(window[0]) < 20
 
 
 def upscale_load(path):

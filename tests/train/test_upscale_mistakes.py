@@ -37,9 +37,9 @@ def same(tmp_path_factory):
 def compiled_once():
     programs, create_alone = {}, TileNetwork.__init__
 
-    def create(self, model, variables):
-        create_alone(self, model, variables)
-        self._programs = programs
+    def create(self, model, variables, depth=None):
+        create_alone(self, model, variables, depth)
+        self._programs = programs.setdefault(depth, {})
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(TileNetwork, "__init__", create)

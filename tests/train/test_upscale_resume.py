@@ -33,7 +33,7 @@ def files(tmp_path_factory):
     """A volume of two times, networks, and their outputs, made without a stop."""
     folder = tmp_path_factory.mktemp("files")
     rng = np.random.default_rng(0)
-    array = rng.integers(0, 60000, (2, 24, 28, 20), np.uint16)
+    array = rng.integers(0, 60000, (2, 26, 40, 20), np.uint16)
     with VolumeWriter(folder / "in.tif", array.shape, "TZYX", "uint16") as writer:
         for part in array:
             writer.append(part)
@@ -56,9 +56,9 @@ def small_windows():
     """Several windows a volume, and programs that are compiled once for all runs."""
     programs = {}
 
-    def create(self, model, variables):
-        create_alone(self, model, variables)
-        self._programs = programs.setdefault(self.model, {})
+    def create(self, model, variables, depth=None):
+        create_alone(self, model, variables, depth)
+        self._programs = programs.setdefault((self.model, depth), {})
 
     create_alone = TileNetwork.__init__
     with pytest.MonkeyPatch.context() as patch:
