@@ -27,15 +27,12 @@ The freed memory that ``jaxops.select_backend`` keeps for the next call (see
 On a GPU a measurement is the mean of twenty calls in a row, for which it waits once.
 """
 
-import argparse
 import functools
 import importlib
 import itertools
-import json
 import sys
 import time
 from collections.abc import Callable
-from datetime import date
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,7 +43,6 @@ import optax
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import jaxops  # noqa: E402
 from benchmarks.fno import (  # noqa: E402
     CASES,
     CPU_CASES,
@@ -55,7 +51,14 @@ from benchmarks.fno import (  # noqa: E402
     Case,
     Stepper,
 )
-from benchmarks.measuring import Call, alternate, summary, versions  # noqa: E402
+from benchmarks.measuring import (  # noqa: E402
+    Call,
+    alternate,
+    begin,
+    parser,
+    summary,
+    write,
+)
 from models import FNO  # noqa: E402
 
 N_LAYERS = 4
@@ -426,31 +429,24 @@ def installed(names) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--backend", default="auto", choices=jaxops.backend.NAMES)
-    parser.add_argument("--repeats", type=int, default=11, help="at least 2")
-    parser.add_argument("--cases", nargs="+", choices=CASES, metavar="CASE")
-    parser.add_argument("--passes", nargs="+", choices=PASSES, default=PASSES)
-    parser.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
-    parser.add_argument("--activation", choices=ACTIVATIONS, default="gelu")
-    parser.add_argument("--json", type=Path, help="write all numbers there")
-    options = parser.parse_args()
-    backend = jaxops.select_backend(options.backend)
-    cases = options.cases or (CASES if backend.name == "gpu" else CPU_CASES)
+    made = parser(__doc__)
+    made.add_argument("--cases", nargs="+", choices=CASES, metavar="CASE")
+    made.add_argument("--passes", nargs="+", choices=PASSES, default=PASSES)
+    made.add_argument("--peers", nargs="+", choices=PEERS, default=list(PEERS))
+    made.add_argument("--activation", choices=ACTIVATIONS, default="gelu")
+    options = made.parse_args()
     peers = installed(options.peers)
     if not peers:
         raise SystemExit("None of these peers is installed.")
-    record: dict[str, Any] = {"date": date.today().isoformat(), "backend": str(backend)}
     packages = sorted({peer.package for peer in PEERS.values()})
-    record["versions"] = versions("jax", "jaxlib", "equinox", "optax", *packages)
-    record |= {"repeats": options.repeats, "differs": {}, "outputs": {}, "rows": []}
-    print(record["backend"])
-    print(", ".join(f"{key} {value}" for key, value in record["versions"].items()))
+    record = begin(options, "equinox", "optax", *packages)
+    record |= {"differs": {}, "outputs": {}}
     print("\nin ours, compared with")
     for name in peers:
         record["differs"][name] = PEERS[name].differs
         print(f"  {name}: {PEERS[name].differs}")
-    for key in cases:
+    on_gpu = record["platform"] == "gpu"
+    for key in options.cases or (CASES if on_gpu else CPU_CASES):
         print(f"\n{key} {CASES[key]}")
         for name in peers:
             error = difference(CASES[key], PEERS[name])
@@ -465,9 +461,8 @@ def main() -> None:
             )
             for peer in peers:
                 record["rows"].append(measure(key, name, peer, options))
+                write(record, options.json)  # of all rows so far
                 jax.clear_caches()
-    if options.json:
-        options.json.write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":

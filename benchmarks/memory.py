@@ -10,11 +10,12 @@ before; memory that was freed until then is given back to the system first, on b
 sides. On a GPU ``growth`` is that of what the allocator hands out, of which the peak
 cannot be reset in JAX: what XLA tries while it compiles may take more than the steps.
 
-Neuraloperator and ``ours, freed`` run without ``jaxops.host_memory``, which keeps freed
-pages for the next call. ``XLA`` is the size that XLA plans for our step: temporaries,
-arguments and results. A ratio is theirs by ours: 2 means that ours takes half the
-memory. Volume networks have no peer here: given are XLA's plan, and its bytes a voxel
-of the input.
+Neuraloperator and what is called ``freed`` run without ``jaxops.host_memory``, which
+keeps freed pages for the next call. ``in parts`` is a batch in four or two parts, as by
+``train.fno --micro-batch``. ``XLA`` is the size that XLA plans for our step:
+temporaries, arguments and results. A ratio is theirs by ours: 2 means that ours takes
+half the memory. Volume networks have no peer here: given are XLA's plan, and its bytes
+a voxel of the input.
 
 ``--largest GB`` looks for the largest cubic grid on which an FNO3D (16 modes an axis,
 32 channels, batch 1) fits, by XLA's plan alone, without running it; ``--run`` then runs
@@ -54,14 +55,19 @@ from benchmarks.measuring import (  # noqa: E402
 )
 from jaxops import host_memory  # noqa: E402
 from models import FNO3D, to_neuralop  # noqa: E402
+from train import loop  # noqa: E402
+from train.volume_losses import mse  # noqa: E402
 
 STEPS = 10  # a heap in pieces shows after some
 # What a fresh process does, and whether it keeps freed host memory, as ours does.
 SIDES = {
     "ours": ("ours", True),
     "ours, freed": ("ours", False),
+    "ours in parts": ("ours", True),
+    "ours in parts, freed": ("ours", False),
     "neuraloperator": ("neuraloperator", False),
 }
+PARTS = {"3d-32": 2}  # of a batch, see ``train.fno --micro-batch``; elsewhere 4
 LARGEST = {"n_modes": (16, 16, 16), "hidden_channels": 32}
 GRID_STEP = 8  # what --largest grows the grid by
 VOLUMES = ("UNet3D", "EDSR3D", "RCAN3D")
@@ -114,21 +120,26 @@ def settle() -> int:
     return resident()[0]
 
 
-def our_growth(key: str) -> dict[str, int]:
+def our_growth(key: str, parts: str = "1") -> dict[str, int]:
     x, y, variables = _start(key)
     model = make_model(CASES[key])
     optimizer = optax.adamw(LEARNING_RATE)
-    program = plan(model, x.shape, y.shape, "train step")
-    make_state = jax.jit(optimizer.init).lower(variables).compile()
+    step = loop.make_train_step(
+        loop.make_forward(model, None, None), optimizer, mse, len(x) // int(parts)
+    )
+    state = loop.create_state(model, optimizer, x.shape, seed=0)
+    program = loop.compile_train_step(step).lower(state, (x, y)).compile()
+    make_state = jax.jit(optimizer.init).lower(variables["params"]).compile()
     on_gpu = jax.default_backend() == "gpu"
     device = jax.devices()[0]
-    x, y = (jax.block_until_ready(jnp.asarray(array)) for array in (x, y))
-    before = device.memory_stats()["bytes_in_use"] if on_gpu else settle()
-    carry = variables, make_state(variables)
+    batch = tuple(jax.block_until_ready(jnp.asarray(array)) for array in (x, y))
+    state = state.replace(params=variables["params"], opt_state=None)
     del variables  # the steps take its place
+    before = device.memory_stats()["bytes_in_use"] if on_gpu else settle()
+    state = state.replace(opt_state=make_state(state.params))
     for _ in range(STEPS):
-        carry, value = program(carry, x, y)
-        jax.block_until_ready(value)
+        state, metrics = program(state, batch)
+        jax.block_until_ready(metrics)
     peak = device.memory_stats()["peak_bytes_in_use"] if on_gpu else resident()[1]
     return {"growth": peak - before, "XLA": planned_bytes(program)}
 
@@ -278,10 +289,11 @@ def main() -> None:
     for key in cases:
         sides = {}
         for side, (work, keeps) in SIDES.items():
-            if side == "ours, freed" and record["platform"] != "cpu":
+            if side.endswith("freed") and record["platform"] != "cpu":
                 continue
             environment = {} if keeps else {host_memory.SWITCH: "0"}
-            arguments = ("--backend", options.backend, "--child", work, key)
+            parts = [PARTS.get(key, 4)] if "in parts" in side else []
+            arguments = ("--backend", options.backend, "--child", work, key, *parts)
             sides[side] = in_own_process(__file__, *arguments, **environment)
         if not sides["ours"]:
             continue
@@ -290,7 +302,9 @@ def main() -> None:
             side: {"bytes": grown, "ratio": grown / growth["ours"]}
             for side, grown in growth.items()
         }
-        results["XLA"] = {"bytes": sides["ours"]["XLA"]}
+        for side in ("ours", "ours in parts"):
+            if sides[side]:
+                results[f"XLA, {side}"] = {"bytes": sides[side]["XLA"]}
         add_row(record, key, "train step", results, sizes=_sizes(CASES[key]))
     for key in options.volumes:
         arguments = ("--backend", options.backend, "--child", "volume", key)

@@ -62,12 +62,14 @@ def draw_training(records: dict[str, list[dict]], path: Path) -> bool:
 
 
 def draw_volumes(records: dict[str, list[dict]], path: Path) -> bool:
-    """Volumes and 3D convolutions, a panel a platform; as above."""
+    """Volumes and 3D convolutions with gradients, a panel a platform; as above."""
     panels: dict[str, Groups] = {}
     for script in ("tiles", "sr", "conv3d"):
         for record in records.get(script, ()):
             for row in record["rows"]:
                 if row.get("precision", "float32") != "float32":
+                    continue
+                if script == "conv3d" and row["pass"] == "forward":
                     continue
                 chosen = [
                     name

@@ -78,11 +78,13 @@ def prepare(
     def finish(run, state, log, console):
         return _finish(run, state, tester, tests, log, console)
 
+    step = make_train_step(forward, optimizer, loss, options.micro_batch)
+
     run = Run(
         options,
         folder,
         model,
-        compile_train_step(make_train_step(forward, optimizer, loss)),
+        compile_train_step(step),
         draw_batch,
         batches,
         test=lambda state: tester(state, tests[0])[0],

@@ -164,36 +164,68 @@ def create_state(
 
 
 def make_train_step(
-    forward: Callable, optimizer: optax.GradientTransformation, loss: Callable
+    forward: Callable,
+    optimizer: optax.GradientTransformation,
+    loss: Callable,
+    micro_batch: int | None = None,
 ) -> Callable:
     """The pure ``train_step(state, (inputs, targets)) -> (state, metrics)``.
 
     Args:
         forward: see `make_forward`.
         optimizer: see `make_optimizer`.
-        loss: ``(prediction, target) -> scalar``, as in `train.losses`.
+        loss: ``(prediction, target) -> scalar``, the mean over samples, as in
+            `train.losses`.
+        micro_batch: samples that are computed at a time; the losses and gradients of
+            these parts are averaged, so that memory is needed for one part. It divides
+            the batch. None: all at once. Batch norm takes its statistics of each part.
 
     ``metrics`` holds the scalars "loss" and "gradient_norm" of the batch, before the
     update. Jit it once, with `compile_train_step`.
     """
 
-    def train_step(state, batch):
+    def objective(params, batch_stats, state, batch, key):
         inputs, targets = batch
-        key = jax.random.wrap_key_data(state.rng, impl=KEY)
-
-        def objective(params):
-            prediction, updates = forward(
-                state.replace(params=params).variables,
-                inputs,
-                train=True,
-                mutable=["batch_stats"],
-                rngs={"dropout": jax.random.fold_in(key, state.step)},
-            )
-            return loss(prediction, targets), updates
-
-        (value, updates), gradient = jax.value_and_grad(objective, has_aux=True)(
-            state.params
+        prediction, updates = forward(
+            state.replace(params=params, batch_stats=batch_stats).variables,
+            inputs,
+            train=True,
+            mutable=["batch_stats"],
+            rngs={"dropout": key},
         )
+        return loss(prediction, targets), updates.get("batch_stats", batch_stats)
+
+    differentiate = jax.value_and_grad(objective, has_aux=True)
+
+    def in_parts(state, batch, key):
+        """What ``differentiate`` gives, part by part."""
+        count = len(batch[0]) // micro_batch
+        parts = [a.reshape(count, micro_batch, *a.shape[1:]) for a in batch]
+        zeros = jnp.zeros(()), jax.tree.map(jnp.zeros_like, state.params)
+
+        def add(carry, numbered):
+            total, batch_stats = carry
+            number, *part = numbered
+            (value, batch_stats), gradient = differentiate(
+                state.params, batch_stats, state, part, jax.random.fold_in(key, number)
+            )
+            means = jax.tree.map(lambda leaf: leaf / count, (value, gradient))
+            return (jax.tree.map(jnp.add, total, means), batch_stats), None
+
+        numbered = (jnp.arange(count), *parts)
+        carry, _ = jax.lax.scan(add, (zeros, state.batch_stats), numbered)
+        (value, gradient), batch_stats = carry
+        return (value, batch_stats), gradient
+
+    def train_step(state, batch):
+        key = jax.random.wrap_key_data(state.rng, impl=KEY)
+        key = jax.random.fold_in(key, state.step)
+        if micro_batch is None or micro_batch == len(batch[0]):
+            (value, batch_stats), gradient = differentiate(
+                state.params, state.batch_stats, state, batch, key
+            )
+        else:
+            (value, batch_stats), gradient = in_parts(state, batch, key)
         squares = [jnp.sum(leaf**2) for leaf in jax.tree.leaves(gradient)]
         norm = jnp.sqrt(sum(squares))
         with jax.numpy_dtype_promotion("standard"):  # optax has float ** int32
@@ -205,7 +237,7 @@ def make_train_step(
         state = state.replace(
             step=state.step + 1,
             params=optax.apply_updates(state.params, changes),
-            batch_stats=updates.get("batch_stats", state.batch_stats),
+            batch_stats=batch_stats,
             opt_state=opt_state,
             loss_sum=state.loss_sum + value,
             bad_step=jnp.where(is_good, state.bad_step, first_bad),

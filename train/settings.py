@@ -38,6 +38,10 @@ class TrainSettings:
     batch_size: int = 20
     """Samples a step."""
 
+    micro_batch: int | None = None
+    """Samples computed at a time, where a batch takes too much memory; their gradients
+    are averaged. A divisor of --batch-size."""
+
     learning_rate: float = 3e-3
     """Highest learning rate of AdamW; it rises linearly, then falls as a cosine."""
 
@@ -61,6 +65,11 @@ class TrainSettings:
         self.check_ranges(
             epochs=(self.epochs >= 1, "1 or more"),
             batch_size=(self.batch_size >= 1, "1 or more"),
+            micro_batch=(
+                self.micro_batch is None
+                or (self.micro_batch >= 1 and self.batch_size % self.micro_batch == 0),
+                f"a divisor of --batch-size, {self.batch_size}",
+            ),
             learning_rate=(self.learning_rate > 0, "above 0"),
             weight_decay=(self.weight_decay >= 0, "0 or more"),
             warmup=(0 <= self.warmup <= 1, "from 0 to 1"),

@@ -87,11 +87,13 @@ def prepare(
     def finish(run, state, log, console):
         return _finish(run, state, enlarge, sets, log, console)
 
+    loss = LOSSES[options.loss]
+    step = make_train_step(forward, optimizer, loss, options.micro_batch)
     run = Run(
         options,
         folder,
         model,
-        compile_train_step(make_train_step(forward, optimizer, LOSSES[options.loss])),
+        compile_train_step(step),
         draw_batch,
         options.steps,
         test=test,

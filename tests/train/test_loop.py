@@ -71,6 +71,61 @@ def trained():
     return step, forward, fresh, run(state, step)
 
 
+def whole_and_parts(model, micro_batch):
+    """States after one step on the same batch, at once and in parts; the compiled
+    steps."""
+    inputs, targets = smoothing_set(BATCH)
+    optimizer = loop.make_optimizer(RATE, 5)
+    forward = loop.make_forward(
+        model, UnitGaussian.fit(inputs), UnitGaussian.fit(targets)
+    )
+    fresh = loop.create_state(model, optimizer, inputs.shape, seed=1)
+    batch = jnp.asarray(inputs), jnp.asarray(targets)
+    steps = [
+        jax.jit(loop.make_train_step(forward, optimizer, losses.relative_l2, size))
+        .lower(fresh, batch)
+        .compile()
+        for size in (None, micro_batch)
+    ]
+    return [step(fresh, batch) for step in steps], steps
+
+
+@pytest.mark.parametrize("micro_batch", [1, 2])
+def test_parts_of_a_batch_make_the_step_of_the_batch(micro_batch):
+    model = FNO(
+        n_modes=(6,), in_channels=1, out_channels=1, hidden_channels=16, n_layers=2
+    )
+    (whole, parts), steps = whole_and_parts(model, micro_batch)
+    for name in whole[1]:
+        np.testing.assert_allclose(whole[1][name], parts[1][name], rtol=1e-5)
+    # Adam's first step is the gradient's sign: its first moment is the gradient.
+    expected, found = (state.opt_state[0].mu for state, _ in (whole, parts))
+    scale = max(np.abs(leaf).max() for leaf in jax.tree.leaves(expected))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * scale),
+        expected,
+        found,
+    )
+    sizes = [step.memory_analysis().temp_size_in_bytes for step in steps]
+    assert sizes[1] < sizes[0]
+
+
+def test_parts_have_their_own_dropout_and_statistics():
+    model = FNO(
+        n_modes=(6,),
+        in_channels=1,
+        out_channels=1,
+        hidden_channels=4,
+        n_layers=1,
+        norm="batch_norm",
+        channel_mlp_dropout=0.5,
+    )
+    (_, (after, metrics)), _ = whole_and_parts(model, 2)
+    assert np.isfinite(metrics["loss"])
+    means = [leaf for leaf in jax.tree.leaves(after.batch_stats) if leaf.ndim]
+    assert any(np.abs(leaf).max() > 0 for leaf in means)
+
+
 def test_one_step_changes_what_it_should(trained):
     step, _, before, _ = trained
     batch = tuple(jnp.asarray(a[:BATCH]) for a in smoothing_set())
