@@ -306,6 +306,7 @@ def main() -> None:
             if sides[side]:
                 results[f"XLA, {side}"] = {"bytes": sides[side]["XLA"]}
         add_row(record, key, "train step", results, sizes=_sizes(CASES[key]))
+        write(record, options.json)  # of all rows so far
     for key in options.volumes:
         arguments = ("--backend", options.backend, "--child", "volume", key)
         shape = MODELS[key].shape
