@@ -25,18 +25,23 @@ def smoothing_set(num_samples=NUM_SAMPLES, seed=0):
     return inputs.astype(np.float32), targets.astype(np.float32)
 
 
-def make(epochs=3):
-    """A model on that set: (state, jitted train step, forward)."""
-    inputs, targets = smoothing_set()
-    model = FNO(
+def noisy_model(dropout):
+    """With all that a step keeps beside the weights: statistics, and dropout's key."""
+    return FNO(
         n_modes=(6,),
         in_channels=1,
         out_channels=1,
         hidden_channels=4,
         n_layers=1,
         norm="batch_norm",
-        channel_mlp_dropout=0.1,
+        channel_mlp_dropout=dropout,
     )
+
+
+def make(epochs=3):
+    """A model on that set: (state, jitted train step, forward)."""
+    inputs, targets = smoothing_set()
+    model = noisy_model(0.1)
     forward = loop.make_forward(
         model, UnitGaussian.fit(inputs), UnitGaussian.fit(targets)
     )
@@ -111,15 +116,7 @@ def test_parts_of_a_batch_make_the_step_of_the_batch(micro_batch):
 
 
 def test_parts_have_their_own_dropout_and_statistics():
-    model = FNO(
-        n_modes=(6,),
-        in_channels=1,
-        out_channels=1,
-        hidden_channels=4,
-        n_layers=1,
-        norm="batch_norm",
-        channel_mlp_dropout=0.5,
-    )
+    model = noisy_model(0.5)
     (_, (after, metrics)), _ = whole_and_parts(model, 2)
     assert np.isfinite(metrics["loss"])
     means = [leaf for leaf in jax.tree.leaves(after.batch_stats) if leaf.ndim]
