@@ -22,18 +22,59 @@ def test_dense_is_a_product_at_each_point(points):
     np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
 
 
+def exact_gelu(x):
+    """Value, slope and curvature, in float64."""
+    density = np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
+    cumulative = np.array([math.erfc(-v / math.sqrt(2)) / 2 for v in x])
+    return x * cumulative, cumulative + x * density, (2 - x**2) * density
+
+
 def test_gelu_is_the_exact_form_with_its_derivative():
+    x = jnp.linspace(-12, 12, 4001)
+    value, slope, curvature = exact_gelu(np.asarray(x, np.float64))
+    error = np.abs(np.asarray(pointwise.gelu(x), np.float64) - value)
+    two_roundings = 2 * jnp.finfo(jnp.float32).eps
+    assert (error / np.maximum(abs(x), 1)).max() <= two_roundings
+    first = jax.grad(lambda x: pointwise.gelu(x).sum())
+    np.testing.assert_allclose(first(x), slope, atol=3e-7)
+    _, forward = jax.jvp(pointwise.gelu, (x,), (jnp.ones_like(x),))
+    np.testing.assert_allclose(forward, slope, atol=3e-7)
+    second = jax.grad(lambda x: first(x).sum())
+    np.testing.assert_allclose(second(x), curvature, atol=2e-6)
+
+
+def test_gelu_far_out_and_without_a_number():
+    x = jnp.asarray([-np.inf, -3e38, -10, 10, 3e38, np.inf, np.nan])
+    value, slope = jax.jvp(pointwise.gelu, (x,), (jnp.ones_like(x),))
+    np.testing.assert_allclose(value, [0, 0, 0, 10, 3e38, np.inf, np.nan], atol=1e-6)
+    np.testing.assert_allclose(slope, [0, 0, 0, 1, 1, 1, np.nan], atol=2e-7)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_gelu_in_half_precision_is_rounded_once(dtype):
+    x = jnp.linspace(-8, 8, 1001).astype(dtype)
+    tangent = jnp.full_like(x, 3)
+    value, change = jax.jvp(pointwise.gelu, (x,), (tangent,))
+    assert value.dtype == change.dtype == x.dtype
+    exact, slope, _ = exact_gelu(np.asarray(x, np.float64))
+    for ours, expected in ((value, exact), (change, 3 * slope)):
+        half_a_step = jnp.finfo(dtype).eps / 2
+        np.testing.assert_allclose(
+            np.asarray(ours, np.float64), expected, rtol=half_a_step * 1.01, atol=2e-6
+        )
+
+
+def test_gelu_in_float64_is_exact_to_float64():
     x = np.linspace(-6, 6, 101)
-    phi = np.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
-    cumulative = np.array([(1 + math.erf(v / math.sqrt(2))) / 2 for v in x])
-    x32 = jnp.asarray(x, jnp.float32)
-    np.testing.assert_allclose(pointwise.gelu(x32), x * cumulative, atol=5e-7)
-    slope = jax.vmap(jax.grad(pointwise.gelu))(x32)
-    np.testing.assert_allclose(slope, cumulative + x * phi, atol=1e-6)
-    _, slope = jax.jvp(pointwise.gelu, (x32,), (jnp.ones_like(x32),))
-    np.testing.assert_allclose(slope, cumulative + x * phi, atol=1e-6)
-    curvature = jax.vmap(jax.grad(jax.grad(pointwise.gelu)))(x32)
-    np.testing.assert_allclose(curvature, (2 - x**2) * phi, atol=2e-6)
+    value, slope, curvature = exact_gelu(x)
+    module = jax if hasattr(jax, "enable_x64") else jax.experimental
+    with module.enable_x64(True):  # moved between versions
+        x = jnp.asarray(x)
+        first = jax.grad(lambda x: pointwise.gelu(x).sum())
+        second = jax.grad(lambda x: first(x).sum())
+        np.testing.assert_allclose(pointwise.gelu(x), value, atol=1e-15)
+        np.testing.assert_allclose(first(x), slope, atol=1e-15)
+        np.testing.assert_allclose(second(x), curvature, atol=1e-15)
 
 
 @pytest.mark.parametrize("axis", [0, 1, 2, -1])
