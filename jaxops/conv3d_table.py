@@ -9,16 +9,12 @@ that their taps reach: tiles with a halo then equal the whole volume exactly, wh
 winograd leaves rounding errors of neighbouring slices, about 1e-6 of the range.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 
-from jaxops import plugins
 from jaxops.conv3d_forms import Forms
+from jaxops.device import device_kind
 
 # form: for most channels. local: in its place for "local".
 # half: forward, input gradient and kernel gradient of half precision.
@@ -71,30 +67,6 @@ TABLE: dict[str, dict[str, Any]] = {
         ),
     },
 }
-
-
-_traced_for: ContextVar[str | None] = ContextVar("traced_for", default=None)
-
-
-@contextmanager
-def trace_for(kind: str) -> Iterator[None]:
-    """What is traced inside is the program of that row's device, wherever it runs."""
-    token = _traced_for.set(kind)
-    try:
-        yield
-    finally:
-        _traced_for.reset(token)
-
-
-def device_kind() -> str:
-    """The row of the table for the device that arrays go to by default."""
-    if kind := _traced_for.get():
-        return kind
-    device = jax.config.jax_default_device
-    platform = getattr(device, "platform", device) or jax.default_backend()
-    if platform in plugins.APPLE_PLATFORMS:
-        return "metal"
-    return "gpu" if platform in ("gpu", *plugins.GPU_PLUGINS) else "cpu"
 
 
 def chosen_forms(form: str, inputs: int, outputs: int, dtype: Any) -> Forms:

@@ -1,11 +1,14 @@
 """The one matrix product that everything here is made of.
 
-Two rules, kept in this file so that no other has to know them:
+Three rules, kept in this file so that no other has to know them:
 
 * **Shape.** A small matrix is applied along an axis as a batched product whose batch
   dimensions lead, ``(batch, m, n) @ (batch, n, columns)``: the only form that every
   Apple plugin takes, and several times faster on a CPU than the transposed copies that
   ``tensordot`` or ``einsum`` make there.
+* **Left operands.** XLA's fast library for CPUs takes those that are contracted along
+  their last axis. Others are transposed before, behind a barrier, without which XLA
+  would make them the slow form again.
 * **Precision.** Float32 stays float32. GPUs multiply float32 in TF32 unless told
   otherwise, which costs a truncated Fourier transform three digits. A user who wants
   that says so with ``jax.default_matmul_precision("tensorfloat32")``.
@@ -20,12 +23,60 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
+from jaxops.device import barrier, has_barrier
+
+# Of a gradient that is taken in parts: about so many of them, and rows of one: from,
+# below. Two operands of 2048 rows and 64 channels take 1 MB.
+PARTS, ROWS_OF_A_PART = 64, (512, 2049)
+
 
 def matmul(
     left: Float[Array, "..."], right: Float[Array, "..."]
 ) -> Float[Array, "..."]:
     """``left @ right`` at full precision, or at the one that the user has set."""
     return jnp.matmul(left, right, precision=matmul_precision())
+
+
+@jax.custom_jvp
+def rows_matmul(
+    x: Float[Array, "rows inputs"], kernel: Float[Array, "inputs outputs"]
+) -> Float[Array, "rows outputs"]:
+    """``x @ kernel`` of many rows, with a fast gradient of the kernel on CPUs.
+
+    That gradient is the product of two tall matrices along their rows, which XLA's fast
+    library for CPUs does not take. It is taken there in parts whose rows lie in the
+    cache, with the gradient of the output transposed: 1.2 to 1.8 times faster.
+    """
+    return matmul(x, kernel)
+
+
+@rows_matmul.defjvp
+def _rows_matmul_derivative(primals, tangents):
+    (x, kernel), (x_change, kernel_change) = primals, tangents
+    change = matmul(x_change, kernel) + _product_in_parts(x, kernel_change)
+    return rows_matmul(x, kernel), change
+
+
+def _product_in_parts(x, kernel):
+    """``x @ kernel``; its transpose is the gradient that :func:`rows_matmul` names."""
+    rows, inputs = x.shape
+    outputs = kernel.shape[1]
+    fitting = [n for n in range(*ROWS_OF_A_PART) if rows % n == 0]
+    if not fitting or not has_barrier():
+        return matmul(x, kernel)
+    count = rows // min(fitting, key=lambda n: abs(math.log(n * PARTS / rows)))
+    x = x.reshape(count, rows // count, inputs)
+    if outputs <= inputs:  # the gradient of the output is transposed
+        kernels = jnp.broadcast_to(kernel.T, (count, outputs, inputs))
+        axes = ((2,), (2,)), ((0,), (0,))
+        columns = lax.dot_general(kernels, x, axes, precision=matmul_precision())
+        y = barrier(columns).transpose(0, 2, 1)
+    elif inputs >= 32 and outputs < 128:  # x is
+        kernels = jnp.broadcast_to(kernel, (count, inputs, outputs))
+        y = _flipped_matmul(barrier(x.transpose(0, 2, 1)), kernels)
+    else:  # no faster than as it is
+        return matmul(x.reshape(rows, inputs), kernel)
+    return y.reshape(rows, outputs)
 
 
 @jax.custom_jvp
@@ -43,8 +94,12 @@ def batched_matmul(
 @batched_matmul.defjvp
 def _batched_matmul_derivative(primals, tangents):
     (left, right), (left_change, right_change) = primals, tangents
-    change = batched_matmul(left_change, right)
-    change += _flipped_matmul(left.transpose(0, 2, 1), right_change)
+    columns, change_of_columns = (x.transpose(0, 2, 1) for x in (left, left_change))
+    if has_barrier():
+        change = _flipped_matmul(barrier(change_of_columns), right)
+    else:
+        change = batched_matmul(left_change, right)
+    change += _flipped_matmul(barrier(columns), right_change)
     return batched_matmul(left, right), change
 
 

@@ -2,13 +2,15 @@
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from jaxops.matmul import matmul
+from jaxops.device import device_kind
+from jaxops.matmul import rows_matmul
 
 
 def dense(
@@ -27,11 +29,46 @@ def dense(
             f"got {x.shape=}."
         )
     flat = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
-    y = matmul(flat, kernel.astype(x.dtype))
+    y = rows_matmul(flat, kernel.astype(x.dtype))
     y = y.reshape(*x.shape[:-1], kernel.shape[1])
     if bias is None:
         return y
     return y + jnp.broadcast_to(bias.astype(y.dtype), y.shape)
+
+
+# Of :func:`in_parts`: bytes of the widest array, in one part and from which on it is.
+PART_BYTES, PARTS_FROM = 4 * 2**20, 16 * 2**20
+
+
+def in_parts(
+    function: Callable, x: Float[Array, "*points channels"], weights: Any, width: int
+) -> Float[Array, "*points out_channels"]:
+    """``function(x, weights)`` of what acts on each point alone, in small parts.
+
+    On CPUs, where the widest array that the function makes, of ``width`` channels,
+    would not fit in the cache: a forward pass of an FNO of 64 channels on 8 x 128 x 128
+    points takes 0.9 of the time. Where a derivative is taken, the function is called as
+    it is: its products of all points are faster.
+    """
+    points = math.prod(x.shape[:-1])
+    size = points * width * x.dtype.itemsize
+    if size < PARTS_FROM or device_kind() != "cpu":
+        return function(x, weights)
+    count = round(size / PART_BYTES)
+    rows = points // count
+
+    @jax.custom_jvp
+    def apply(x, weights):
+        flat = x.reshape(points, x.shape[-1])
+        parts = flat[: rows * count].reshape(count, rows, x.shape[-1])
+        y = lax.map(lambda part: function(part, weights), parts)
+        y = y.reshape(rows * count, y.shape[-1])
+        if rows * count < points:
+            y = jnp.concatenate([y, function(flat[rows * count :], weights)])
+        return y.reshape(*x.shape[:-1], y.shape[-1])
+
+    apply.defjvp(lambda primals, tangents: jax.jvp(function, primals, tangents))
+    return apply(x, weights)
 
 
 # x P(x^2) / Q(x^2), lowest power first, is Phi(x) - 1/2 and gelu'(x) - 1/2 within 6e-9

@@ -5,6 +5,7 @@ training from scratch compares. Spatial fields are (batch, *grid, channels) thro
 """
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -36,11 +37,14 @@ class Dense(nn.Module):
     use_bias: bool = True
 
     @nn.compact
-    def __call__(self, x):
-        init = uniform_of_fan_in(x.shape[-1])
-        kernel = self.param("kernel", init, (x.shape[-1], self.features))
+    def weights(self, in_features: int):
+        init = uniform_of_fan_in(in_features)
+        kernel = self.param("kernel", init, (in_features, self.features))
         bias = self.param("bias", init, (self.features,)) if self.use_bias else None
-        return pointwise.dense(x, kernel, bias)
+        return kernel, bias
+
+    def __call__(self, x):
+        return pointwise.dense(x, *self.weights(x.shape[-1]))
 
 
 class ChannelMLP(nn.Module):
@@ -60,13 +64,22 @@ class ChannelMLP(nn.Module):
     @nn.compact
     def __call__(self, x, train: bool = False):
         act = pointwise.activation(self.non_linearity)
-        for i, features in enumerate(self.features):
-            x = Dense(features, name=f"fcs_{i}")(x)
-            if i < len(self.features) - 1:
-                x = act(x)
-            if self.dropout > 0:
-                x = nn.Dropout(self.dropout, deterministic=not train)(x)
-        return x
+        widths = (x.shape[-1], *self.features)
+        weights = [
+            Dense(features, name=f"fcs_{i}").weights(width)
+            for i, (width, features) in enumerate(itertools.pairwise(widths))
+        ]
+        dropout = nn.Dropout(self.dropout, deterministic=not train)
+
+        def layers(x, weights):
+            for i, (kernel, bias) in enumerate(weights):
+                x = pointwise.dense(x if i == 0 else act(x), kernel, bias)
+                x = dropout(x) if self.dropout > 0 else x
+            return x
+
+        if self.dropout > 0 or max(self.features) < 2 * min(widths[0], widths[-1]):
+            return layers(x, weights)
+        return pointwise.in_parts(layers, x, weights, max(widths))
 
 
 class SpectralConv(nn.Module):

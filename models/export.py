@@ -24,7 +24,7 @@ import flax.linen as nn
 import jax
 import numpy as np
 
-from jaxops import conv3d_table
+from jaxops.device import trace_for
 from models.atomic import replace_file
 from models.bundle import load
 
@@ -125,7 +125,7 @@ def export(
 
     sample = np.random.default_rng(0).uniform(0, 1, shape).astype(np.float32)
     kind = "metal" if target in ("metal", "vulkan") else "cpu"
-    with conv3d_table.trace_for(kind):
+    with trace_for(kind):
         try:
             expected = np.asarray(jax.jit(main)(sample))
         except ValueError as error:

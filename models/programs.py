@@ -19,7 +19,7 @@ import numpy as np
 import optax
 
 import models
-from jaxops import conv3d_table
+from jaxops.device import trace_for
 
 STAGES = ("init", "forward", "gradient", "train_step")
 DTYPES = ("float32", "float16", "bfloat16")
@@ -114,7 +114,7 @@ def as_on_metal(function: Callable) -> Callable:
 
     @functools.wraps(function)
     def traced(*arguments):
-        with conv3d_table.trace_for("metal"):
+        with trace_for("metal"):
             return function(*arguments)
 
     return traced

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from jaxops import conv3d_table
+from jaxops.device import trace_for
 
 
 class Tensor(NamedTuple):
@@ -100,7 +100,7 @@ def trace(function: Callable, arguments: tuple, options: dict) -> Any:
     Arrays and `jax.ShapeDtypeStruct` are arguments of the program; all else is
     constant, except to a function that is jitted already.
     """
-    with conv3d_table.trace_for("metal"):
+    with trace_for("metal"):
         if hasattr(function, "trace"):
             return function.trace(*arguments, **options)
         return _trace(function, arguments, options)

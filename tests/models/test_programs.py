@@ -8,7 +8,7 @@ from flax import linen as nn
 from run_once import run_once
 
 import models
-from jaxops import conv3d_table
+from jaxops.device import device_kind, trace_for
 from models.programs import DTYPES, STAGES, example_models, program
 
 
@@ -83,7 +83,7 @@ def test_init_is_the_models_own():
 
 def test_programs_are_those_of_an_apple_gpu():
     """The CPU's own forms of a convolution and its gradient are others than Metal's."""
-    assert conv3d_table.device_kind() != "metal"
+    assert device_kind() != "metal"
     made = program("RCAN3D", "gradient")
     plain = made.function.__wrapped__
 
@@ -91,9 +91,9 @@ def test_programs_are_those_of_an_apple_gpu():
         lowered = jax.jit(lambda *arguments: function(*arguments))
         return lowered.lower(*made.arguments).as_text()
 
-    with conv3d_table.trace_for("metal"):
+    with trace_for("metal"):
         metal = text(plain)
-    assert conv3d_table.device_kind() != "metal"
+    assert device_kind() != "metal"
     assert text(made.function) == metal != text(plain)
 
 

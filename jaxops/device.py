@@ -1,0 +1,57 @@
+"""The kind of device that a program is traced for, where its form hangs on that."""
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxops import plugins
+
+_traced_for: ContextVar[str | None] = ContextVar("traced_for", default=None)
+
+
+@contextmanager
+def trace_for(kind: str) -> Iterator[None]:
+    """What is traced inside is the program of that kind of device, wherever it runs."""
+    token = _traced_for.set(kind)
+    try:
+        yield
+    finally:
+        _traced_for.reset(token)
+
+
+def device_kind() -> str:
+    """Of the device that arrays go to by default: "cpu", "gpu" or "metal"."""
+    if kind := _traced_for.get():
+        return kind
+    device = jax.config.jax_default_device
+    platform = getattr(device, "platform", device) or jax.default_backend()
+    if platform in plugins.APPLE_PLATFORMS:
+        return "metal"
+    return "gpu" if platform in ("gpu", *plugins.GPU_PLUGINS) else "cpu"
+
+
+def barrier(x):
+    """x, on a CPU an array of its own: XLA may neither compute it again for each reader
+    nor change its form to suit one of them. See :func:`has_barrier`."""
+    return lax.optimization_barrier(x) if has_barrier() else x
+
+
+def has_barrier() -> bool:
+    """Whether :func:`barrier` is one: on CPUs, where jax can differentiate it."""
+    return device_kind() == "cpu" and _barrier_has_a_transpose()
+
+
+@functools.cache
+def _barrier_has_a_transpose() -> bool:
+    """Not in jax 0.4.34."""
+    number = jax.ShapeDtypeStruct((), jnp.float32)
+    try:
+        jax.eval_shape(jax.linear_transpose(lax.optimization_barrier, number), number)
+    except NotImplementedError:
+        return False
+    return True

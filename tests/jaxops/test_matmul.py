@@ -1,0 +1,128 @@
+"""Products whose derivatives are written by hand, against numpy in float64."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxops import pointwise
+from jaxops.device import has_barrier, trace_for
+from jaxops.matmul import batched_matmul, rows_matmul
+
+ROWS = 2 * 1031  # two parts of a gradient; a prime number of rows has none
+SHAPES = {
+    "more inputs": (ROWS, 5, 3),
+    "square": (ROWS, 4, 4),
+    "more outputs": (ROWS, 32, 33),
+    "few inputs": (ROWS, 3, 8),
+    "many outputs": (ROWS, 32, 128),
+    "no parts": (2063, 5, 3),
+    "few rows": (7, 5, 3),
+}
+
+
+def normal(*shape, seed=0):
+    rng = np.random.default_rng((seed, *shape))
+    return jnp.asarray(rng.standard_normal(shape), jnp.float32)
+
+
+def assert_near(ours, expected):
+    """Sums of up to 2063 products: 1e-5 of the largest is a hundred roundings."""
+    scale = np.abs(expected).max()
+    np.testing.assert_allclose(ours, expected, atol=1e-5 * scale, rtol=0)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_rows_matmul_has_all_derivatives(name):
+    rows, inputs, outputs = SHAPES[name]
+    x, k, y = normal(rows, inputs), normal(inputs, outputs), normal(rows, outputs)
+    dx, dk = normal(rows, inputs, seed=1), normal(inputs, outputs, seed=1)
+    x64, k64, y64, dx64, dk64 = (np.asarray(a, np.float64) for a in (x, k, y, dx, dk))
+    assert_near(rows_matmul(x, k), x64 @ k64)
+
+    def loss(x, k):
+        return (rows_matmul(x, k) * y).sum()
+
+    of_x, of_k = jax.jit(jax.grad(loss, (0, 1)))(x, k)
+    assert_near(of_x, y64 @ k64.T)
+    assert_near(of_k, x64.T @ y64)
+    _, change = jax.jvp(rows_matmul, (x, k), (dx, dk))
+    assert_near(change, dx64 @ k64 + x64 @ dk64)
+
+    def squares(k):
+        return (rows_matmul(x, k) ** 2).sum() / 2
+
+    _, second = jax.jvp(jax.grad(squares), (k,), (dk,))
+    assert_near(second, x64.T @ (x64 @ dk64))
+    mapped = jax.vmap(jax.grad(loss, 1), (0, None))(jnp.stack([x, dx]), k)
+    assert_near(mapped[1], dx64.T @ y64)
+
+
+def test_a_gradient_in_parts_is_used_on_cpus_alone():
+    def gradient(x, k):
+        return jax.grad(lambda k: rows_matmul(x, k).sum())(k)
+
+    def products(kind):
+        with trace_for(kind):
+            x, k = jnp.zeros((ROWS, 5)), jnp.zeros((5, 3))
+            return jax.jit(lambda *a: gradient(*a)).lower(x, k).as_text()
+
+    assert ("optimization_barrier" in products("cpu")) == has_barrier()
+    assert "optimization_barrier" not in products("metal")
+    assert "optimization_barrier" not in products("gpu")
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_batched_matmul_has_all_derivatives(batch):
+    a, b, y = normal(batch, 4, 5), normal(batch, 5, 6), normal(batch, 4, 6)
+    da, db = normal(batch, 4, 5, seed=1), normal(batch, 5, 6, seed=1)
+    a64, b64, y64, da64, db64 = (np.asarray(v, np.float64) for v in (a, b, y, da, db))
+    of_a, of_b = jax.grad(lambda a, b: (batched_matmul(a, b) * y).sum(), (0, 1))(a, b)
+    assert_near(of_a, y64 @ b64.transpose(0, 2, 1))
+    assert_near(of_b, a64.transpose(0, 2, 1) @ y64)
+    _, change = jax.jvp(batched_matmul, (a, b), (da, db))
+    assert_near(change, da64 @ b64 + a64 @ db64)
+
+    def squares(b):
+        return (batched_matmul(a, b) ** 2).sum() / 2
+
+    _, second = jax.jvp(jax.grad(squares), (b,), (db,))
+    assert_near(second, a64.transpose(0, 2, 1) @ (a64 @ db64))
+
+
+def two_layers(x, weights):
+    first, second = weights
+    return pointwise.dense(pointwise.gelu(pointwise.dense(x, first)), second)
+
+
+@pytest.mark.parametrize("points", [(2, 5, 7), (64,)])  # with and without a remainder
+def test_in_parts_is_the_whole(points, monkeypatch):
+    x, weights = normal(*points, 3), (normal(3, 8), normal(8, 2))
+
+    def apply(x, weights):
+        return pointwise.in_parts(two_layers, x, weights, 8)
+
+    def loops(function, kind="cpu"):
+        with trace_for(kind):
+            jaxpr = jax.make_jaxpr(lambda *a: function(*a))(x, weights)
+            return str(jaxpr).count("scan[")
+
+    def loss(function):
+        return lambda x, weights: (function(x, weights) ** 2).sum()
+
+    assert not loops(apply)
+    monkeypatch.setattr(pointwise, "PARTS_FROM", 1)
+    monkeypatch.setattr(pointwise, "PART_BYTES", 16 * 8 * 4)  # of 16 points
+    assert loops(apply) == 1
+    assert not loops(apply, "metal")
+    assert not loops(jax.grad(loss(apply)))
+    assert_near(apply(x, weights), two_layers(x, weights))
+    for ours, expected in zip(
+        jax.tree.leaves(jax.grad(loss(apply), (0, 1))(x, weights)),
+        jax.tree.leaves(jax.grad(loss(two_layers), (0, 1))(x, weights)),
+        strict=True,
+    ):
+        assert_near(ours, expected)
+    _, change = jax.jvp(apply, (x, weights), (x, weights))
+    _, expected = jax.jvp(two_layers, (x, weights), (x, weights))
+    assert_near(change, expected)
