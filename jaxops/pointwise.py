@@ -155,7 +155,7 @@ def _gelu_derivative(primals, tangents):
 def _half_plus(rational: _Rational, x):
     """Numerator and denominator of 1/2 + x P(x^2) / Q(x^2), x held to the bound."""
     bound, p, q = rational
-    x = jnp.clip(x, -bound, bound)
+    x = jnp.minimum(jnp.maximum(x, -bound), bound)
     square = x * x
     denominator = _polynomial(q, square)
     numerator = denominator + x * _polynomial([2 * c for c in p], square)
