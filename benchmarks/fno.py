@@ -7,9 +7,9 @@ Both sides have the same architecture and the same weights, neuraloperator's def
 error, its gradient and AdamW; or a forward pass. Each repeat runs all contenders, in
 one order and the next time in the other. Given are medians, their quartiles, and the
 median of the ratios to ours in the same repeat: 2 means that ours takes half the time.
-Outputs are compared with ours in float32, in units of the largest number there. Each
-row is measured in three fresh processes, ``--repeats`` times in each: where arrays come
-to lie in memory changes from one to the next, and their time by up to a fifth.
+Outputs are compared with ours in float32, in units of the largest number there. On a
+CPU each row is measured in three fresh processes, ``--repeats`` times in each: where
+arrays come to lie in memory changes from one to the next, and time by up to a fifth.
 
 On a GPU also: TF32 on both sides, and ours in bfloat16; a measurement is the mean of
 twenty calls in a row, for which it waits once. ``compile`` is what the first call took.
@@ -235,7 +235,7 @@ def main() -> None:
     made.add_argument("--cases", nargs="+", choices=CASES, metavar="CASE")
     made.add_argument("--passes", nargs="+", choices=PASSES, default=PASSES)
     made.add_argument("--no-compile", action="store_true", help="eager peers only")
-    made.add_argument("--processes", type=int, default=3, help="of each row")
+    made.add_argument("--processes", type=int, help="of each row; 3 on a CPU, else 1")
     made.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     options = made.parse_args()
     if options.child:
@@ -243,12 +243,14 @@ def main() -> None:
         print(json.dumps(measure(*options.child, options)))
         return
     record = begin(options, "torch", "neuraloperator")
+    on_gpu = record["platform"] == "gpu"
+    processes = options.processes or (3 if record["platform"] == "cpu" else 1)
     arguments = ["--backend", options.backend, "--repeats", options.repeats]
     arguments += ["--no-compile"] if options.no_compile else []
-    for key in options.cases or (CASES if record["platform"] == "gpu" else CPU_CASES):
+    for key in options.cases or (CASES if on_gpu else CPU_CASES):
         for name in options.passes:
             child = (__file__, *arguments, "--child", key, name)
-            runs = [in_own_process(*child) for _ in range(options.processes)]
+            runs = [in_own_process(*child) for _ in range(processes)]
             if all(runs):
                 results = together(runs)
                 add_row(record, key, name, results, sizes=CASES[key]._asdict())
