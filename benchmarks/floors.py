@@ -2,22 +2,21 @@
 
     python benchmarks/floors.py [--backend gpu] [--json FILE]
 
-Rates: a square matrix product, a copy (bytes read and bytes written) of arrays of
-several sizes, and exponentials that stay in registers; the best of several calls each,
-on a GPU of twenty in a row. Counts: of a spectral convolution, of an FNO's forward pass
-and training step, and of a 3D convolution:
+Rates: a square matrix product, and a copy (bytes read and bytes written) of arrays of
+several sizes; the best of several calls each, on a GPU of twenty in a row. Counts: of
+a spectral convolution, of an FNO's forward pass and training step, and of a 3D
+convolution:
 
 * FLOPs of the products: Fourier transforms are products with truncated matrices, a
   convolution is the direct one, so that an FFT or a Winograd form may come below its
-  floor. Beside them arithmetic on elements, and twice as much again in a backward pass,
-  where each product is two, but for the first layer, whose input needs no gradient.
-* exponentials: one for each activation, which costs at least as much; a second one in a
-  backward pass.
+  floor. Beside them arithmetic on elements, polynomials of activations included, and
+  twice as much again in a backward pass, where each product is two, but for the first
+  layer, whose input needs no gradient.
 * bytes that have to move where nothing stays in a cache from one block to the next:
   each block's input and output once, weights once; for a step also its input again, two
   gradients, the weights' own, and what AdamW reads and writes.
 
-floor = the largest of FLOPs, exponentials and bytes, each over its rate. Its ratio to
+floor = the larger of FLOPs and bytes, each over its rate. Its ratio to
 ours is the part of our time that it would take; nothing says that it can be reached.
 """
 
@@ -44,17 +43,16 @@ PRECISIONS = {  # dtype, and the precision of products
     "bfloat16": (jnp.bfloat16, "default"),
 }
 COPIED = (2**22, 2**25, 2**28)  # bytes
-EXPONENTIALS = 16  # of each value, independent of each other, in registers
+GELU_FLOP, SLOPE_FLOP = 28, 34  # a value: jaxops.pointwise.gelu, and its derivative
 ADAMW_FLOP = 14  # a weight: two averages, their corrections, a root, decay and step
 ADAMW_ARRAYS = 7  # reads weight, gradient and two averages, writes all but the gradient
 
 
 @dataclass(frozen=True)
 class Count:
-    """FLOPs, exponentials and bytes."""
+    """FLOPs and bytes."""
 
     flop: float = 0
-    exponentials: float = 0
     bytes: float = 0
 
     def __add__(self, other: "Count") -> "Count":
@@ -146,7 +144,7 @@ def fno(model: FNO, grid, batch: int, itemsize: int = 4, step: bool = False) -> 
     acts = points * (lifted + projected + layers * inner + (2 * layers - 2) * width)
     # Biases, the sum with the linear skip, the gated skip and its sum.
     sums = layers * (5 * width + inner) + lifted + width + projected
-    elements = 4 * acts + points * (sums + model.out_channels)
+    elements = points * (sums + model.out_channels)
     weights = layers * (2 * kept * width**2 + width**2 + 2 * width * inner)
     weights += layers * (3 * width + inner)  # biases, gates
     weights += (joined + 1) * lifted + (lifted + 1) * width
@@ -154,37 +152,32 @@ def fno(model: FNO, grid, batch: int, itemsize: int = 4, step: bool = False) -> 
 
     fields = points * (inputs + 2 * width * (layers + 1) + model.out_channels)
     if not step:
-        return products + Count(elements, acts, itemsize * fields + 4 * weights)
+        flop = elements + GELU_FLOP * acts
+        return products + Count(flop, itemsize * fields + 4 * weights)
     # Each block reads its input again and the gradient of its output, and writes that
     # of its input; the lifting writes none, the projection reads target and output.
     fields += points * (3 * width * layers + inputs + width)
     fields += points * (2 * width + 2 * model.out_channels)
     moved = itemsize * fields + 4 * weights * (3 + ADAMW_ARRAYS)
-    return products + Count(3 * elements + ADAMW_FLOP * weights, 2 * acts, moved)
+    flop = 3 * elements + (GELU_FLOP + SLOPE_FLOP) * acts + ADAMW_FLOP * weights
+    return products + Count(flop, moved)
 
 
 def measure_rates(precision: str = "float32") -> dict[str, Any]:
-    """What this machine does a second: ``flop``, ``exponentials``, and ``copy``, bytes
-    by the size of the array that is copied."""
+    """What this machine does a second: ``flop``, and ``copy``, bytes by the size of the
+    array that is copied."""
     dtype, products = PRECISIONS[precision]
     on_cpu = jax.default_backend() == "cpu"
     n = 2048 if on_cpu else 8192
     keys = jax.random.split(jax.random.key(0), 2)
     left, right = (jax.random.normal(key, (n, n), dtype) for key in keys)
     product = jax.jit(functools.partial(jnp.matmul, precision=products))
-    x = jax.random.normal(keys[0], (2**20 if on_cpu else 2**26,), dtype)
-
-    @jax.jit
-    def exponentials(x):
-        return sum(jnp.exp(x * (i + 1)) for i in range(EXPONENTIALS))
-
     copies = {}
     for size in COPIED:
         array = jnp.ones(size // jnp.dtype(dtype).itemsize, dtype)
         copies[size] = 2 * size / _best_seconds(jax.jit(jnp.negative), array)
     return {
         "flop": 2 * n**3 / _best_seconds(product, left, right),
-        "exponentials": EXPONENTIALS * x.size / _best_seconds(exponentials, x),
         "copy": copies,
     }
 
@@ -203,7 +196,7 @@ def _best_seconds(function, *arguments, repeats: int = 7) -> float:
 
 
 def floor(count: Count, rates: dict[str, Any], field_bytes: float) -> dict[str, Any]:
-    """The floor as one of a row's results, and which of the three it is.
+    """The floor as one of a row's results, and which of the two it is.
 
     ``field_bytes`` is the size of the largest field that a block reads: a rate is taken
     from copies of at least that size, since smaller ones may stay in a cache.
@@ -215,7 +208,6 @@ def floor(count: Count, rates: dict[str, Any], field_bytes: float) -> dict[str, 
     )
     parts = {
         "FLOPs": count.flop / rates["flop"],
-        "exponentials": count.exponentials / rates["exponentials"],
         "bytes": count.bytes / copy,
     }
     bound = max(parts, key=parts.get)
@@ -241,16 +233,13 @@ def main() -> None:
     precisions = options.precision or (["float32"] if on_cpu else list(PRECISIONS))
     for precision in precisions:
         rates = measure_rates(precision)
-        results = {
-            "matrix product": {"rate": rates["flop"] / 1e9, "unit": "GFLOP/s"},
-            "exponential": {"rate": rates["exponentials"] / 1e9, "unit": "G/s"},
-        }
+        results = {"matrix product": {"rate": rates["flop"] / 1e9, "unit": "GFLOP/s"}}
         for size, rate in rates["copy"].items():
             name = f"copy of {size >> 20} MiB"
             results[name] = {"rate": rate / 1e9, "unit": "GB/s"}
         add_row(record, "rates", precision, results)
         item = jnp.dtype(PRECISIONS[precision][0]).itemsize
-        print(f"\n{'':34}{'GFLOP':>9}{'M exp.':>9}{'MB':>9}{'floor ms':>10}")
+        print(f"\n{'':34}{'GFLOP':>9}{'MB':>9}{'floor ms':>10}")
         counts = {}
         for key, case in CASES.items():
             batch = case.batch if on_cpu else case.gpu_batch
@@ -275,7 +264,7 @@ def main() -> None:
             found = floor(count, rates, field)
             print(
                 f"{case + ', ' + name:34}{count.flop / 1e9:9.2f}"
-                f"{count.exponentials / 1e6:9.1f}{count.bytes / 1e6:9.1f}"
+                f"{count.bytes / 1e6:9.1f}"
                 f"{found['median_ms']:10.3f} {found['bound']}"
             )
             row = {"case": case, "pass": name, "precision": precision}

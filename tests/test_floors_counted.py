@@ -68,8 +68,6 @@ def test_fno(key, step):
             found = analysis(train_step(model, optimizer), carry, x, x)
     else:
         found = analysis(model.apply, variables, x)
-        # The model's activations, one error function each.
-        assert found["transcendentals"] == counted.exponentials
     assert_close(counted.flop, found["flops"])
 
 
@@ -108,8 +106,8 @@ def test_bytes_of_a_step_hold_those_of_the_forward_pass_and_of_the_optimiser():
 
 
 def test_a_floor_is_the_largest_part():
-    rates = {"flop": 1e9, "exponentials": 1e9, "copy": {2**20: 4e9, 2**30: 1e9}}
-    count = floors.Count(flop=2e6, exponentials=1e6, bytes=4e6)
+    rates = {"flop": 1e9, "copy": {2**20: 4e9, 2**30: 1e9}}
+    count = floors.Count(flop=2e6, bytes=4e6)
     assert floors.floor(count, rates, 2**20)["bound"] == "FLOPs"
     slow = floors.floor(count, rates, 2**25)  # only the larger copy counts
     assert slow["bound"] == "bytes"

@@ -40,7 +40,7 @@ MUTATIONS = {
     "no barrier": (UNET3D, r"threadgroup_barrier\([\w:]+\);", ""),
     "another lane": (UNET3D, r"(spvSubgroupShuffleXor\(\w+), 1u", r"\1, 2u"),
     "another loop bound": (UNET3D, r"< int\((\d+)u\); \)", r"< int(\1u) - 1; )"),
-    "another constant": (FNO2D, r"float4\(0\.70710\d+\)", "float4(0.7075)"),
+    "another constant": (FNO2D, r"0\.00319464\d+", "0.0032"),
     "the other of two": (FNO2D, r"fast::max", "fast::min"),
     "another threadgroup": (
         FNO2D,
