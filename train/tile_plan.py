@@ -12,6 +12,7 @@ from train.tiles import Sizes, Tiling, keeps_depth, window_sizes
 
 MOST_LENGTHS = 48  # of windows, an axis, that are compared
 MOST_TRIALS = 6  # windows that are measured, which may mean compiled
+DOUBT = 3.0  # a guess up to so many times the budget may be wrong
 
 
 def choose_tiling(
@@ -64,6 +65,9 @@ def _best_window(windows, cost, measure, guess, fixed) -> Sizes | None:
             best = index
         else:
             rate *= 1.02  # what is a little smaller may take a little more a point
+    if best and 0 not in tried and guess(_sizes(windows[0])) <= DOUBT:
+        # Small windows may take so much more a point that the best was given up.
+        best = 0 if measure(_sizes(windows[0])) <= 1 else best
     if best is None and smallest not in tried:
         best = smallest if measure(_sizes(windows[smallest])) <= 1 else None
     return None if best is None else _sizes(windows[best])
