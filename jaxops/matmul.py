@@ -61,21 +61,21 @@ def _product_in_parts(x, kernel):
     """``x @ kernel``; its transpose is the gradient that :func:`rows_matmul` names."""
     rows, inputs = x.shape
     outputs = kernel.shape[1]
+    transposes_y = outputs <= inputs  # y: the gradient of the output
+    transposes_x = not transposes_y and inputs >= 32 and outputs < 128
     fitting = [n for n in range(*ROWS_OF_A_PART) if rows % n == 0]
-    if not fitting or not has_barrier():
+    if not (transposes_y or transposes_x) or not fitting or not has_barrier():
         return matmul(x, kernel)
     count = rows // min(fitting, key=lambda n: abs(math.log(n * PARTS / rows)))
     x = x.reshape(count, rows // count, inputs)
-    if outputs <= inputs:  # the gradient of the output is transposed
+    if transposes_y:
         kernels = jnp.broadcast_to(kernel.T, (count, outputs, inputs))
         axes = ((2,), (2,)), ((0,), (0,))
         columns = lax.dot_general(kernels, x, axes, precision=matmul_precision())
         y = barrier(columns).transpose(0, 2, 1)
-    elif inputs >= 32 and outputs < 128:  # x is
+    else:
         kernels = jnp.broadcast_to(kernel, (count, inputs, outputs))
         y = _flipped_matmul(barrier(x.transpose(0, 2, 1)), kernels)
-    else:  # no faster than as it is
-        return matmul(x.reshape(rows, inputs), kernel)
     return y.reshape(rows, outputs)
 
 
