@@ -35,15 +35,15 @@ def device_kind() -> str:
     return "gpu" if platform in ("gpu", *plugins.GPU_PLUGINS) else "cpu"
 
 
-def barrier(x):
-    """x, on a CPU an array of its own: XLA may neither compute it again for each reader
-    nor change its form to suit one of them. See :func:`has_barrier`."""
-    return lax.optimization_barrier(x) if has_barrier() else x
+def barrier(x, kind: str = "cpu"):
+    """x, on that kind of device an array of its own: XLA may neither compute it again
+    for each reader nor change its form to suit one of them. See :func:`has_barrier`."""
+    return lax.optimization_barrier(x) if has_barrier(kind) else x
 
 
-def has_barrier() -> bool:
-    """Whether :func:`barrier` is one: on CPUs, where jax can differentiate it."""
-    return device_kind() == "cpu" and _barrier_has_a_transpose()
+def has_barrier(kind: str = "cpu") -> bool:
+    """Whether :func:`barrier` is one: on that kind, where jax can differentiate it."""
+    return device_kind() == kind and _barrier_has_a_transpose()
 
 
 @functools.cache

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from jaxops.device import device_kind
+from jaxops.device import barrier, device_kind
 from jaxops.matmul import rows_matmul
 
 
@@ -29,7 +29,7 @@ def dense(
             f"got {x.shape=}."
         )
     flat = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
-    y = rows_matmul(flat, kernel.astype(x.dtype))
+    y = barrier(rows_matmul(flat, kernel.astype(x.dtype)), "gpu")
     y = y.reshape(*x.shape[:-1], kernel.shape[1])
     if bias is None:
         return y

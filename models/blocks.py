@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxops import pointwise, spectral
+from jaxops.device import barrier
 
 SKIPS = ("linear", "identity", "soft-gating", None)
 NORMS = ("instance_norm", "group_norm", "batch_norm", None)
@@ -110,6 +111,7 @@ class SpectralConv(nn.Module):
         y = spectral.spectral_conv(
             x, weight, self.n_modes, output_shape, self.compat, self.precision
         )
+        y = barrier(y, "gpu")
         return y + jnp.broadcast_to(bias.astype(y.dtype), y.shape)
 
 
