@@ -7,7 +7,7 @@ import pytest
 
 from jaxops import pointwise
 from jaxops.device import has_barrier, trace_for
-from jaxops.matmul import batched_matmul, rows_matmul
+from jaxops.matmul import GPU_ROWS, batched_matmul, rows_matmul
 
 ROWS = 2 * 1031  # two parts of a gradient; a prime number of rows has none
 SHAPES = {
@@ -58,18 +58,50 @@ def test_rows_matmul_has_all_derivatives(name):
     assert_near(mapped[1], dx64.T @ y64)
 
 
-def test_a_gradient_in_parts_is_used_on_cpus_alone():
-    def gradient(x, k):
+def text_for(kind, function, *args):
+    with trace_for(kind):
+        return jax.jit(lambda *a: function(*a)).lower(*args).as_text()
+
+
+def test_barriers_stand_where_they_help():
+    """On CPUs before the gradient of the kernel, on GPUs behind that of the input."""
+
+    def of_x(x, k):
+        return jax.grad(lambda x: rows_matmul(x, k).sum())(x)
+
+    def of_k(x, k):
         return jax.grad(lambda k: rows_matmul(x, k).sum())(k)
 
-    def products(kind):
-        with trace_for(kind):
-            x, k = jnp.zeros((ROWS, 5)), jnp.zeros((5, 3))
-            return jax.jit(lambda *a: gradient(*a)).lower(x, k).as_text()
+    x, k = jnp.zeros((ROWS, 5)), jnp.zeros((5, 3))
+    found = {
+        (kind, function.__name__)
+        for kind in ("cpu", "gpu", "metal")
+        for function in (of_x, of_k)
+        if "optimization_barrier" in text_for(kind, function, x, k)
+    }
+    with trace_for("gpu"):
+        expected = {("cpu", "of_k"), ("gpu", "of_x")} if has_barrier("gpu") else set()
+    assert found == expected
 
-    assert ("optimization_barrier" in products("cpu")) == has_barrier()
-    assert "optimization_barrier" not in products("metal")
-    assert "optimization_barrier" not in products("gpu")
+
+def test_a_gpu_takes_the_gradient_of_a_large_kernel_in_parts():
+    rows, inputs, outputs = GPU_ROWS, 16, 17
+    x, y = normal(rows, inputs), normal(rows, outputs)
+    k, weights = normal(inputs, outputs), normal(inputs, outputs, seed=1)
+
+    def gradients(x, y, k):
+        return jax.grad(lambda x, k: (rows_matmul(x, k) * y).sum(), (0, 1))(x, k)
+
+    parts = "tensor<128x2048x16xf32>"
+    assert parts in text_for("gpu", gradients, x, y, k)
+    assert parts not in text_for("gpu", gradients, x[1:], y[1:], k)
+    with trace_for("gpu"):
+        of_x, of_k = jax.jit(lambda *a: gradients(*a))(x, y, k)
+        _, change = jax.jvp(lambda k: rows_matmul(x, k), (k,), (weights,))
+    x64, y64, k64, weights64 = (np.asarray(a, np.float64) for a in (x, y, k, weights))
+    assert_near(of_x, y64 @ k64.T)
+    assert_near(of_k, x64.T @ y64)
+    assert_near(change, x64 @ weights64)
 
 
 @pytest.mark.parametrize("batch", [1, 3])

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxops.device import trace_for
 from models import FNO, FNO1D, FNO2D, FNO3D
 
 SMALL = {"in_channels": 1, "out_channels": 2, "hidden_channels": 4, "n_layers": 2}
@@ -42,6 +43,29 @@ def test_every_dimension_and_batch(cls, grid, batch):
     assert y.dtype == jnp.float32
     assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(variables))
     assert jnp.isfinite(y).all()
+
+
+@pytest.mark.parametrize("skip", ["linear", "soft-gating"])
+def test_the_forms_for_other_devices_are_the_same_function(skip):
+    """Traced for them and run here: outputs and gradients within rounding."""
+    model = FNO2D((4, 4), **SMALL, fno_skip=skip, channel_mlp_skip=skip)
+    x, y = field((9, 8)), field((9, 8), channels=2, seed=1)
+    variables = make(model, x)
+
+    def run(kind):
+        def loss(v):
+            output = model.apply(v, x)
+            return ((output - y) ** 2).sum(), output
+
+        with trace_for(kind):
+            return jax.jit(jax.grad(loss, has_aux=True))(variables)
+
+    expected = run("cpu")
+    for kind in ("gpu", "metal"):
+        for ours, theirs in zip(
+            *map(jax.tree.leaves, (run(kind), expected)), strict=True
+        ):
+            np.testing.assert_allclose(ours, theirs, atol=1e-5 * abs(theirs).max())
 
 
 def test_samples_of_a_batch_do_not_mix():
