@@ -69,7 +69,7 @@ def _product_in_parts(x, kernel):
     on_gpu = device_kind() == "gpu" and min(inputs, outputs) >= 16 and rows >= GPU_ROWS
     transposes_y = has_barrier() and outputs <= inputs  # y: the gradient of the output
     transposes_x = has_barrier() and outputs > inputs >= 32 and outputs < 128
-    fitting = [n for n in range(*ROWS_OF_A_PART) if rows % n == 0]
+    fitting = [n for n in range(*ROWS_OF_A_PART) if rows >= n and rows % n == 0]
     if not (on_gpu or transposes_y or transposes_x) or not fitting:
         return matmul(x, kernel)
     count = rows // min(fitting, key=lambda n: abs(math.log(n * PARTS / rows)))

@@ -58,6 +58,12 @@ def test_rows_matmul_has_all_derivatives(name):
     assert_near(mapped[1], dx64.T @ y64)
 
 
+def test_no_rows_give_a_gradient_of_zeros():
+    k = normal(5, 3)
+    of_k = jax.grad(lambda k: rows_matmul(jnp.zeros((0, 5)), k).sum())(k)
+    np.testing.assert_array_equal(of_k, np.zeros((5, 3)))
+
+
 def text_for(kind, function, *args):
     with trace_for(kind):
         return jax.jit(lambda *a: function(*a)).lower(*args).as_text()
