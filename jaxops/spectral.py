@@ -16,6 +16,7 @@ from jax import lax
 from jaxtyping import Array, Float, Shaped
 
 from jaxops import dft, resize
+from jaxops.device import barrier
 from jaxops.matmul import batched_matmul
 
 Compat = str | None  # "neuralop-2.0"
@@ -90,7 +91,7 @@ def spectral_conv(
         weight = _take_rows(weight, modes.rows, axis)
     z = multiply(z.astype(product_dtype), weight).astype(spectrum_dtype)
     kept = [axis.output_wavenumbers for axis in plan]
-    return dft.inverse(z, kept, output_shape).astype(x.dtype)
+    return barrier(dft.inverse(z, kept, output_shape).astype(x.dtype), "gpu")
 
 
 def _take_rows(weight, rows: tuple[int, ...], axis: int):

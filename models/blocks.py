@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 
 from jaxops import pointwise, spectral
-from jaxops.device import barrier
 
 SKIPS = ("linear", "identity", "soft-gating", None)
 NORMS = ("instance_norm", "group_norm", "batch_norm", None)
@@ -111,7 +110,6 @@ class SpectralConv(nn.Module):
         y = spectral.spectral_conv(
             x, weight, self.n_modes, output_shape, self.compat, self.precision
         )
-        y = barrier(y, "gpu")
         return y + jnp.broadcast_to(bias.astype(y.dtype), y.shape)
 
 
