@@ -128,14 +128,16 @@ def fno(model: FNO, grid, batch: int, itemsize: int = 4, step: bool = False) -> 
     joined = inputs + (len(grid) if model.positional_embedding else 0)
     kept = math.prod(len(k) for k in kept_wavenumbers(model.n_modes, grid))
 
-    spectral = transform(grid, model.n_modes, batch, width) * (4 if step else 2)
-    spectral += Count(8 * batch * kept * width**2 * (3 if step else 1))
-    products = (
-        _layer(points, width, width, step)
-        + _layer(points, width, inner, step)
-        + _layer(points, inner, width, step)
-        + spectral
-    ) * layers
+    weighted = Count(8 * batch * kept * width**2 * (3 if step else 1))
+    there = transform(grid, model.n_modes, batch, width) * (2 if step else 1)
+    block = _layer(points, width, width, step) + _layer(points, width, inner, step)
+    products = (block + there) * (layers - 1)
+    # The last one applies the MLP's first kernel to the weights of the linear skip, and
+    # to the coefficients, so that its transform back has fewer channels.
+    products += transform(grid, model.n_modes, batch, inner) * (2 if step else 1)
+    products += _layer(points, width, inner, step)
+    products += _layer(2 * batch * kept, width, inner, step)
+    products += (there + weighted + _layer(points, inner, width, step)) * layers
     products += _layer(points, joined, lifted, step, first=True)
     products += _layer(points, lifted, width, step)
     products += _layer(points, width, projected, step)
@@ -143,7 +145,8 @@ def fno(model: FNO, grid, batch: int, itemsize: int = 4, step: bool = False) -> 
 
     acts = points * (lifted + projected + layers * inner + (2 * layers - 2) * width)
     # Biases, the sum with the linear skip, the gated skip and its sum.
-    sums = layers * (5 * width + inner) + lifted + width + projected
+    sums = layers * (5 * width + inner) - 2 * (width - inner)
+    sums += lifted + width + projected
     elements = points * (sums + model.out_channels)
     weights = layers * (2 * kept * width**2 + width**2 + 2 * width * inner)
     weights += layers * (3 * width + inner)  # biases, gates

@@ -36,8 +36,8 @@ def device_kind() -> str:
 
 
 def barrier(x, kind: str = "cpu"):
-    """x, on that kind of device an array of its own: XLA may neither compute it again
-    for each reader nor change its form to suit one of them. See :func:`has_barrier`."""
+    """x, on that kind of device an array of its own: XLA may not change its form to
+    suit one of its readers. See :func:`has_barrier`, and :func:`once`."""
     return lax.optimization_barrier(x) if has_barrier(kind) else x
 
 
@@ -55,3 +55,21 @@ def _barrier_has_a_transpose() -> bool:
     except NotImplementedError:
         return False
     return True
+
+
+@jax.custom_jvp
+def once(x):
+    """x, on a CPU computed once, however many read it.
+
+    Behind a barrier alone, XLA of jax 0.11 and before computes a sum again for each
+    reader. It does not do so with a division; this one is by 1, whatever x is.
+    """
+    if device_kind() != "cpu":
+        return x
+    one = jnp.ones((), x.dtype)
+    return x / lax.clamp(one, x, one)
+
+
+@once.defjvp
+def _once_derivative(primals, tangents):
+    return once(*primals), tangents[0]

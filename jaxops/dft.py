@@ -23,9 +23,11 @@ The last spatial axis keeps non-negative wavenumbers only. A spectrum is a real 
 from collections.abc import Sequence
 from functools import lru_cache
 
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from jaxops.device import device_kind
 from jaxops.matmul import along_axes, along_axis
 
 Wavenumbers = Sequence[Sequence[int]]
@@ -69,15 +71,18 @@ def forward(
     sizes = x.shape[1:-1]
     _check_axes(wavenumbers, sizes, x.shape)
     kept = [tuple(int(k) for k in ks) for ks in wavenumbers]
-    counts = tuple(len(ks) for ks in kept)
     batch, channels, last = x.shape[0], x.shape[-1], len(sizes)
+    multiple = _multiple(x.dtype)
+    counts = _counts(kept, multiple)
     for axis in range(1, last):
-        x = along_axis(_folded_waves(sizes[axis - 1], kept[axis - 1]), x, axis)
-    z = along_axis(_waves(sizes[-1], kept[-1]), x, last)
+        waves = _folded_waves(sizes[axis - 1], kept[axis - 1], multiple)
+        x = along_axis(waves, x, axis)
+    z = along_axis(_waves(sizes[-1], kept[-1], multiple), x, last)
     for axis in range(last - 1, 0, -1):
         z = z.reshape(*z.shape[: axis + 1], 2, *counts[axis:], channels)
-        z = along_axes(_unfold(sizes[axis - 1], kept[axis - 1]), z, axis, 2)
-    return z.reshape(batch, 2, *counts, channels)
+        z = along_axes(_unfold(sizes[axis - 1], kept[axis - 1], multiple), z, axis, 2)
+    z = z.reshape(batch, 2, *counts, channels)
+    return z[..., : len(kept[-1]), :]
 
 
 def inverse(
@@ -102,15 +107,42 @@ def inverse(
             f"{z.shape=} for {counts} wavenumbers."
         )
     channels, last = z.shape[-1], len(sizes)
+    multiple = _multiple(z.dtype)
+    counts = _counts(kept, multiple)
+    if counts[-1] > z.shape[-2]:
+        zeros = [(0, 0)] * (z.ndim - 2) + [(0, counts[-1] - z.shape[-2]), (0, 0)]
+        z = jnp.pad(z, zeros)
     for axis in range(1, last):
-        z = along_axes(_unfold(sizes[axis - 1], kept[axis - 1]).T, z, axis, 2)
+        matrix = _unfold(sizes[axis - 1], kept[axis - 1], multiple).T
+        z = along_axes(matrix, z, axis, 2)
         waves = z.shape[axis] // 2
         z = z.reshape(*z.shape[:axis], waves, 2, *counts[axis:], channels)
-    x = along_axes(_inverse_real(sizes[-1], kept[-1]), z, last, 2)
+    x = along_axes(_inverse_real(sizes[-1], kept[-1], multiple), z, last, 2)
     for axis in range(last - 1, 0, -1):
         size = sizes[axis - 1]  # the adjoint, without the scaling
-        x = along_axis(_folded_waves(size, kept[axis - 1]).T * size, x, axis)
+        waves = _folded_waves(size, kept[axis - 1], multiple)
+        x = along_axis(waves.T * size, x, axis)
     return x
+
+
+def _multiple(dtype) -> int:
+    """Waves of an axis are filled up to a multiple of it with waves of zeros.
+
+    The rows of both parts are then multiples of 16 bytes, as the kernels for a GPU's
+    matrix units ask for: 66 wavenumbers of 256 points took 1.5 times as long as 68 in
+    TF32, and 1.5 times as long as 72 in bfloat16. Elsewhere nothing is gained.
+    """
+    return max(8 // dtype.itemsize, 1) if device_kind() == "gpu" else 1
+
+
+def _counts(kept: list[tuple[int, ...]], multiple: int) -> tuple[int, ...]:
+    """Wavenumbers of each axis; those of the last one filled up."""
+    *others, last = (len(ks) for ks in kept)
+    return (*others, last + -last % multiple)
+
+
+def _fill(rows: np.ndarray, multiple: int) -> np.ndarray:
+    return np.pad(rows, ((0, -len(rows) % multiple), (0, 0)))
 
 
 def _check_axes(wavenumbers: Wavenumbers, sizes: Sequence[int], shape) -> None:
@@ -139,9 +171,9 @@ def _cos_sin(size: int, wavenumbers: tuple[int, ...]) -> tuple[np.ndarray, np.nd
 
 
 @lru_cache(maxsize=256)
-def _waves(size: int, wavenumbers: tuple[int, ...]) -> np.ndarray:
+def _waves(size: int, wavenumbers: tuple[int, ...], multiple: int) -> np.ndarray:
     """(part kept, size): cosines and negative sines, to a real axis."""
-    cosine, sine = _cos_sin(size, wavenumbers)
+    cosine, sine = (_fill(rows, multiple) for rows in _cos_sin(size, wavenumbers))
     return np.concatenate([cosine, -sine]) / size
 
 
@@ -152,30 +184,31 @@ def _folded(size: int, wavenumbers: tuple[int, ...]) -> tuple[list[int], list[in
     return [min(k, size - k) for k in residues], signs
 
 
-def _folded_waves(size: int, wavenumbers: tuple[int, ...]) -> np.ndarray:
+def _folded_waves(size: int, wavenumbers: tuple[int, ...], multiple: int) -> np.ndarray:
     """(wave folded, size): of each folded wavenumber once, in their order."""
-    return _waves(size, tuple(sorted(set(_folded(size, wavenumbers)[0]))))
+    return _waves(size, tuple(sorted(set(_folded(size, wavenumbers)[0]))), multiple)
 
 
 @lru_cache(maxsize=256)
-def _unfold(size: int, wavenumbers: tuple[int, ...]) -> np.ndarray:
+def _unfold(size: int, wavenumbers: tuple[int, ...], multiple: int) -> np.ndarray:
     """(part kept, wave folded part): C + i s S from the coefficients of both waves.
 
     C and S are complex, of the axes behind; s is the sign of the wavenumber.
     """
     folded, signs = _folded(size, wavenumbers)
     distinct = sorted(set(folded))
-    matrix = np.zeros((2, len(wavenumbers), 2, len(distinct), 2))
+    filled = len(distinct) + -len(distinct) % multiple
+    matrix = np.zeros((2, len(wavenumbers), 2, filled, 2))
     for row, (k, sign) in enumerate(zip(folded, signs, strict=True)):
         at = distinct.index(k)
         matrix[0, row, 0, at, 0] = matrix[1, row, 0, at, 1] = 1
         matrix[0, row, 1, at, 1] = -sign
         matrix[1, row, 1, at, 0] = sign
-    return matrix.reshape(2 * len(wavenumbers), 4 * len(distinct))
+    return matrix.reshape(2 * len(wavenumbers), 4 * filled)
 
 
 @lru_cache(maxsize=256)
-def _inverse_real(size: int, wavenumbers: tuple[int, ...]) -> np.ndarray:
+def _inverse_real(size: int, wavenumbers: tuple[int, ...], multiple: int) -> np.ndarray:
     """(size, part kept): to a real axis, by irfft's rule."""
     if min(wavenumbers) < 0 or max(wavenumbers) > size // 2:
         raise ValueError(
@@ -185,4 +218,5 @@ def _inverse_real(size: int, wavenumbers: tuple[int, ...]) -> np.ndarray:
     cosine, sine = _cos_sin(size, wavenumbers)
     own_conjugate = [k == 0 or 2 * k == size for k in wavenumbers]
     weight = np.where(own_conjugate, 1.0, 2.0)[:, None]
-    return np.concatenate([weight * cosine, -weight * sine]).T
+    waves = (_fill(rows, multiple) for rows in (weight * cosine, -weight * sine))
+    return np.concatenate(list(waves)).T

@@ -18,6 +18,7 @@ from jaxtyping import Array, Float, Shaped
 from jaxops import dft, resize
 from jaxops.device import barrier
 from jaxops.matmul import batched_matmul
+from jaxops.pointwise import dense
 
 Compat = str | None  # "neuralop-2.0"
 
@@ -44,7 +45,8 @@ def spectral_conv(
     output_shape: Sequence[int] | None = None,
     compat: Compat = None,
     precision: str = "full",
-) -> Float[Array, "batch *output_grid out_channels"]:
+    kernel: Float[Array, "out_channels last_channels"] | None = None,
+) -> Float[Array, "batch *output_grid last_channels"]:
     """Multiply the Fourier coefficients of ``x`` by ``weight``.
 
     y = F^-1 (W(k) F x (k)), with one matrix of channels W(k) for each kept wavenumber.
@@ -65,6 +67,8 @@ def spectral_conv(
             size but the last comes back multiplied by one wave, exp(-2 pi i n/N).
         precision: ``"half"`` computes in float16, ``"mixed"`` only the product with
             the weight; the result has the dtype of ``x``.
+        kernel: of a 1x1 convolution of the result. It is applied to the coefficients,
+            which are few, and the way back to the grid takes its channels alone.
 
     Returns:
         The real field; for a spectrum that is not Hermitian, the one that irfftn gives.
@@ -90,6 +94,7 @@ def spectral_conv(
     for axis, modes in enumerate(plan, start=1):
         weight = _take_rows(weight, modes.rows, axis)
     z = multiply(z.astype(product_dtype), weight).astype(spectrum_dtype)
+    z = z if kernel is None else dense(z, kernel)
     kept = [axis.output_wavenumbers for axis in plan]
     return barrier(dft.inverse(z, kept, output_shape).astype(x.dtype), "gpu")
 
@@ -197,7 +202,7 @@ def resample(
     x: Float[Array, "batch *grid channels"],
     output_shape: Sequence[int],
     compat: Compat = None,
-) -> Float[Array, "batch *output_grid channels"]:
+) -> Float[Array, "batch *output_grid last_channels"]:
     """Bring the skip of a layer to the grid of the layer's output.
 
     Fourier interpolation, as the layer itself does. With ``compat="neuralop-2.0"``,

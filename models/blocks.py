@@ -8,13 +8,13 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
 from jaxops import pointwise, spectral
+from jaxops.matmul import matmul
 
 SKIPS = ("linear", "identity", "soft-gating", None)
 NORMS = ("instance_norm", "group_norm", "batch_norm", None)
@@ -62,7 +62,8 @@ class ChannelMLP(nn.Module):
     dropout: float = 0.0
 
     @nn.compact
-    def __call__(self, x, train: bool = False):
+    def __call__(self, x, train: bool = False, product: Callable | None = None):
+        """``product``, where given, makes x times the first kernel from the latter."""
         act = pointwise.activation(self.non_linearity)
         widths = (x.shape[-1], *self.features)
         weights = [
@@ -71,13 +72,22 @@ class ChannelMLP(nn.Module):
         ]
         dropout = nn.Dropout(self.dropout, deterministic=not train)
 
-        def layers(x, weights):
-            for i, (kernel, bias) in enumerate(weights):
-                x = pointwise.dense(x if i == 0 else act(x), kernel, bias)
-                x = dropout(x) if self.dropout > 0 else x
-            return x
+        def finished(y, bias):
+            y = y + pointwise.on_all_points(bias.astype(y.dtype), y.shape)
+            return dropout(y) if self.dropout > 0 else y
 
-        if self.dropout > 0 or max(self.features) < 2 * min(widths[0], widths[-1]):
+        def layers(x, weights):
+            (kernel, bias), *others = weights
+            y = pointwise.dense(x, kernel) if product is None else product(kernel)
+            for kernel, following in others:
+                y = pointwise.dense_of(
+                    lambda y, bias=bias: act(finished(y, bias)), y, kernel
+                )
+                bias = following
+            return finished(y, bias)
+
+        is_wide = max(self.features) >= 2 * min(widths[0], widths[-1])
+        if self.dropout > 0 or product is not None or not is_wide:
             return layers(x, weights)
         return pointwise.in_parts(layers, x, weights, max(widths))
 
@@ -96,7 +106,8 @@ class SpectralConv(nn.Module):
     compat: str | None = None
 
     @nn.compact
-    def __call__(self, x, output_shape=None):
+    def __call__(self, x, output_shape=None, kernel=None):
+        """``kernel`` (out, channels): of a 1x1 convolution of the result."""
         variance = 2 / (x.shape[-1] + self.features)
         rows = (*self.n_modes[:-1], self.n_modes[-1] // 2 + 1)
         rows = rows if self.max_n_modes is None else tuple(self.max_n_modes)
@@ -107,10 +118,15 @@ class SpectralConv(nn.Module):
         )
         normal = nn.initializers.normal(math.sqrt(variance))
         bias = self.param("bias", normal, (self.features,))
+        if kernel is not None:
+            kernel, bias = (_wide(v, x) for v in (kernel, bias))
+            # Not a product of a vector: IREE's shader of one gave other numbers in one
+            # order of its threads.
+            bias = (kernel * jnp.broadcast_to(bias[:, None], kernel.shape)).sum(0)
         y = spectral.spectral_conv(
-            x, weight, self.n_modes, output_shape, self.compat, self.precision
+            x, weight, self.n_modes, output_shape, self.compat, self.precision, kernel
         )
-        return y + jnp.broadcast_to(bias.astype(y.dtype), y.shape)
+        return y + pointwise.on_all_points(bias.astype(y.dtype), y.shape)
 
 
 class Skip(nn.Module):
@@ -119,15 +135,27 @@ class Skip(nn.Module):
     kind: str
 
     @nn.compact
-    def __call__(self, x):
+    def __call__(self, x, kernel=None):
+        """``kernel`` (in, channels): of a 1x1 convolution of the result."""
+        channels = x.shape[-1]
         if self.kind == "linear":
-            init = uniform_of_fan_in(x.shape[-1])
-            kernel = self.param("kernel", init, (x.shape[-1], x.shape[-1]))
-            return pointwise.dense(x, kernel)
+            init = uniform_of_fan_in(channels)
+            own = self.param("kernel", init, (channels, channels))
+            if kernel is not None:
+                own = matmul(_wide(own, x), _wide(kernel, x))
+            return pointwise.dense(x, own)
         if self.kind == "soft-gating":
-            weight = self.param("weight", nn.initializers.ones, (x.shape[-1],))
-            return x * jnp.broadcast_to(weight.astype(x.dtype), x.shape)
-        return x
+            weight = self.param("weight", nn.initializers.ones, (channels,))
+            if kernel is None:
+                return x * pointwise.on_all_points(weight.astype(x.dtype), x.shape)
+            gates = jnp.broadcast_to(_wide(weight, x)[:, None], kernel.shape)
+            kernel = _wide(kernel, x) * gates
+        return x if kernel is None else pointwise.dense(x, kernel)
+
+
+def _wide(weights, x):
+    """Weights as they are multiplied with each other before they meet ``x``."""
+    return weights.astype(jnp.float32 if x.dtype.itemsize < 4 else x.dtype)
 
 
 class Norm(nn.Module):
@@ -175,11 +203,6 @@ class Norm(nn.Module):
         return mean, variance
 
 
-def at_least_float32(x):
-    """For sums over many points: half precision would lose them."""
-    return x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
-
-
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def _moments(x, axes: tuple[int, ...]):
     """Mean and biased variance in float32, with the axes kept."""
@@ -192,14 +215,14 @@ def _moments_derivative(axes, primals, tangents):
     """The variance does not change with the mean that it is taken about: without that
     term, which is zero, a gradient passes over the field once less."""
     (x,), (tangent,) = primals, tangents
-    tangent = at_least_float32(tangent)
+    tangent = pointwise.at_least_float32(tangent)
     _, deviation = _deviation(x, axes)
     change = 2 * (deviation * tangent).mean(axes, keepdims=True)
     return _moments(x, axes), (tangent.mean(axes, keepdims=True), change)
 
 
 def _deviation(x, axes: tuple[int, ...]):
-    x = at_least_float32(x)
+    x = pointwise.at_least_float32(x)
     mean = x.mean(axes, keepdims=True)
     return mean, x - jnp.broadcast_to(mean, x.shape)
 
@@ -243,39 +266,52 @@ class FNOBlock(nn.Module):
         if self.preactivation:
             x = self._norm(act(x), 0, train)
 
-        def skip(kind: str | None, name: str) -> Any:
-            if kind is None:
-                return None
-            y = Skip(kind, name=name)(x)
-            return spectral.resample(y, output_shape, self.compat)
+        def skip(kind: str | None, name: str) -> Callable:
+            module = Skip(kind, name=name) if kind is not None else None
+
+            def added(y, kernel=None):
+                if module is None:
+                    return y
+                return y + spectral.resample(
+                    module(x, kernel), output_shape, self.compat
+                )
+
+            return added
 
         fno_skip = skip(self.fno_skip, "fno_skip")
-        mlp_skip = None
-        if self.use_channel_mlp:
-            mlp_skip = skip(self.channel_mlp_skip, "channel_mlp_skip")
-
-        y = jnp.tanh(x) if self.stabilizer == "tanh" else x
-        y = SpectralConv(
+        conv = SpectralConv(
             channels,
             self.n_modes,
             self.max_n_modes,
             self.precision,
             self.compat,
             name="conv",
-        )(y, output_shape)
-        if not self.preactivation:
-            y = self._norm(y, 0, train)
-        y = y if fno_skip is None else y + fno_skip
+        )
+        conv_input = jnp.tanh(x) if self.stabilizer == "tanh" else x
+
+        def fourier_layer(kernel=None):
+            y = conv(conv_input, output_shape, kernel)
+            y = y if self.preactivation else self._norm(y, 0, train)
+            return fno_skip(y, kernel)
+
+        hidden = round(channels * self.channel_mlp_expansion)
+        if self.use_channel_mlp:
+            mlp_skip = skip(self.channel_mlp_skip, "channel_mlp_skip")
+            mlp = ChannelMLP(
+                (hidden, channels), dropout=self.channel_mlp_dropout, name="channel_mlp"
+            )
+            # All is linear up to the activation inside the MLP, so that its first
+            # kernel can be joined with those before, and fields of all channels saved.
+            is_linear = self.is_last and self.norm is None and self.precision == "full"
+            if is_linear and hidden <= channels:
+                return mlp_skip(mlp(x, train, fourier_layer))
+
+        y = fourier_layer()
         y = y if self.is_last else act(y)
         if self.preactivation:
             y = self._norm(y, 1, train)
-
         if self.use_channel_mlp:
-            hidden = round(channels * self.channel_mlp_expansion)
-            y = ChannelMLP(
-                (hidden, channels), dropout=self.channel_mlp_dropout, name="channel_mlp"
-            )(y, train)
-            y = y if mlp_skip is None else y + mlp_skip
+            y = mlp_skip(mlp(y, train))
         if self.preactivation:
             return y
         y = self._norm(y, 1, train)

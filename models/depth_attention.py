@@ -14,8 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxops.pointwise import at_least_float32
 from models.arguments import known_arguments_only
-from models.blocks import Dense, at_least_float32
+from models.blocks import Dense
 from models.volume_blocks import Conv, Kind, Sizes, Upsampler
 from models.volume_model import VolumeModel
 

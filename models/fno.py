@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxops import pointwise
-from jaxops.device import barrier
+from jaxops.device import once
 from models.arguments import known_arguments_only
 from models.blocks import NORMS, SKIPS, ChannelMLP, FNOBlock, scaled_shape
 
@@ -121,7 +121,7 @@ class FNO(nn.Module):
         scalings = _scaling_a_layer(
             self.resolution_scaling_factor, self.n_layers, n_dim
         )
-        x = barrier(self._lift(x))  # else a bias is added for each of three readers
+        x = once(self._lift(x))  # else a bias is added for each of three readers
 
         grid = x.shape[1:-1]
         padding = _padding_points(self.domain_padding, grid)

@@ -17,9 +17,10 @@ import jax.numpy as jnp
 from jaxops import resize
 from jaxops.conv3d import conv2plus1d, conv3d, conv_transpose3d, separable_conv3d
 from jaxops.device import device_kind
+from jaxops.pointwise import at_least_float32
 from jaxops.pooling import max_pool3d
 from jaxops.windows import pad
-from models.blocks import Dense, at_least_float32, uniform_of_fan_in
+from models.blocks import Dense, uniform_of_fan_in
 
 CONVOLUTIONS = ("exact", "separable", "2plus1d")
 UPSAMPLERS = ("shuffle", "linear")

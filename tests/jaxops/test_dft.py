@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from jaxops import dft
+from jaxops.device import trace_for
 
 GRIDS = [(1,), (2,), (7,), (8,), (6, 5), (5, 6), (1, 4), (4, 3, 6), (3, 4, 5)]
 # A sum of N products in float32 errs by about sqrt(N) 6e-8; the results here are of
@@ -61,6 +62,33 @@ def test_inverse_of_any_spectrum_is_irfftn(grid):
     x = dft.inverse(jnp.asarray(z), kept, grid)
     scale = np.abs(expected).max()
     np.testing.assert_allclose(x, expected, atol=TOLERANCE * scale)
+
+
+@pytest.mark.parametrize("n_modes", [1, 3, 100])
+@pytest.mark.parametrize("grid", GRIDS)
+def test_waves_of_zeros_change_nothing(grid, n_modes):
+    """On GPUs the rows of an axis are filled up to 16 bytes; here with zeros, exactly:
+    products of the same numbers in another order."""
+    x = jnp.asarray(field(grid))
+    kept = dft.kept_wavenumbers((n_modes,) * len(grid), grid)
+    z = dft.forward(x, kept)
+    back = dft.inverse(z, kept, grid)
+    with trace_for("gpu"):
+        filled = jax.jit(lambda x: dft.forward(x, kept))(x)
+        filled_back = jax.jit(lambda z: dft.inverse(z, kept, grid))(z)
+    np.testing.assert_allclose(filled, z, atol=TOLERANCE)
+    scale = np.abs(back).max()
+    np.testing.assert_allclose(filled_back, back, atol=TOLERANCE * scale)
+
+
+@pytest.mark.parametrize(("dtype", "rows"), [(jnp.float32, 12), (jnp.bfloat16, 16)])
+def test_rows_of_waves_are_multiples_of_16_bytes_on_gpus(dtype, rows):
+    """Cosines and sines of wavenumbers 0 to 4: 10 rows."""
+    x, kept = jnp.zeros((2, 12, 10, 3), dtype), dft.kept_wavenumbers((8, 8), (12, 10))
+    with trace_for("gpu"):
+        text = jax.jit(lambda x: dft.forward(x, kept)).lower(x).as_text()
+    name = {jnp.float32: "f32", jnp.bfloat16: "bf16"}[dtype]
+    assert f"tensor<2x{rows}x30x{name}>" in text
 
 
 @pytest.mark.parametrize("grid", [(7,), (8,), (6, 5), (5, 6), (4, 3, 6)])

@@ -15,6 +15,7 @@ SHAPES = {
     "square": (ROWS, 4, 4),
     "more outputs": (ROWS, 32, 33),
     "few inputs": (ROWS, 3, 8),
+    "few rows and inputs": (5, 1, 9),
     "many outputs": (ROWS, 32, 128),
     "no parts": (2063, 5, 3),
     "few rows": (7, 5, 3),
@@ -108,6 +109,33 @@ def test_a_gpu_takes_the_gradient_of_a_large_kernel_in_parts():
     assert_near(of_x, y64 @ k64.T)
     assert_near(of_k, x64.T @ y64)
     assert_near(change, x64 @ weights64)
+
+
+@pytest.mark.parametrize("rows", [4 * 31, 2 * 31, 31])
+@pytest.mark.parametrize("shape", [(32, 16), (8, 9)])
+def test_rows_stand_side_by_side_where_matrix_units_multiply(rows, shape):
+    """As many as divide their number and fit in 128; the function stays the same."""
+    x, k, y = normal(rows, shape[0]), normal(*shape), normal(rows, shape[1])
+
+    def gradients(x, y, k):
+        return jax.grad(lambda x, k: (rows_matmul(x, k) * y).sum(), (0, 1))(x, k)
+
+    count = {124: 4, 62: 2, 31: 1}[rows]
+    joined = f"tensor<{rows // count}x{count * shape[0]}xf32>"
+    with jax.default_matmul_precision("tensorfloat32"):
+        assert joined in text_for("gpu", gradients, x, y, k)
+        with trace_for("gpu"):
+            of_x, of_k = jax.jit(lambda *a: gradients(*a))(x, y, k)
+            found = jax.jit(lambda *a: rows_matmul(*a))(x, k)
+    x64, y64, k64 = (np.asarray(a, np.float64) for a in (x, y, k))
+    assert_near(found, x64 @ k64)
+    assert_near(of_x, y64 @ k64.T)
+    assert_near(of_k, x64.T @ y64)
+    if count > 1:
+        assert joined not in text_for("gpu", gradients, x, y, k)  # in full precision
+        half = [a.astype(jnp.bfloat16) for a in (x, y, k)]
+        assert joined.replace("f32", "bf16") in text_for("gpu", gradients, *half)
+        assert joined not in text_for("cpu", gradients, x, y, k)
 
 
 @pytest.mark.parametrize("batch", [1, 3])

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from jaxops import pointwise
+from jaxops.device import once, trace_for
 from jaxops.matmul import along_axis
 
 
@@ -20,6 +21,74 @@ def test_dense_is_a_product_at_each_point(points):
     y = pointwise.dense(jnp.asarray(x), jnp.asarray(kernel), jnp.asarray(bias))
     expected = x.astype(np.float64) @ kernel + bias
     np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["cpu", "gpu", "metal"])
+@pytest.mark.parametrize("shape", [(3, 16), (16, 1), (16, 16)])
+def test_dense_layers_have_their_gradients_in_every_form(kind, shape):
+    """Few inputs, few outputs, many of both; with a function before."""
+    rng = np.random.default_rng(0)
+    arrays = [
+        rng.standard_normal(size)
+        for size in ((2, 12, shape[0]), shape, shape[1:], (2, 12, shape[1]))
+    ]
+    x, kernel, bias, y = (jnp.asarray(a, jnp.float32) for a in arrays)
+
+    def loss(x, kernel, bias):
+        hidden = pointwise.dense_of(jnp.tanh, x, kernel)
+        found = hidden + pointwise.on_all_points(bias, hidden.shape)
+        return (found * y).sum(), found
+
+    with trace_for(kind):
+        gradient = jax.jit(jax.grad(loss, (0, 1, 2), has_aux=True))
+        (of_x, of_kernel, of_bias), found = gradient(x, kernel, bias)
+    x, kernel, bias, y = arrays
+    hidden = np.tanh(x)
+    expected = (
+        (found, hidden @ kernel + bias),
+        (of_x, (y @ kernel.T) * (1 - hidden**2)),
+        (of_kernel, np.einsum("bni,bno->io", hidden, y)),
+        (of_bias, y.sum((0, 1))),
+    )
+    for ours, theirs in expected:
+        atol = 2e-6 * np.abs(theirs).max()
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("channels", [1, 3, 16, 32, 64, 65])
+@pytest.mark.parametrize("points", [(0,), (7,), (4, 6)])
+def test_what_stands_on_all_points_has_sums_over_them_as_gradient(points, channels):
+    rng = np.random.default_rng(0)
+    values = jnp.asarray(rng.standard_normal(channels), jnp.float32)
+    y = rng.standard_normal((*points, channels)).astype(np.float32)
+
+    def loss(values):
+        return (pointwise.on_all_points(values, y.shape) * y).sum()
+
+    for kind in ("cpu", "gpu"):
+        with trace_for(kind):
+            gradient = jax.jit(jax.grad(loss))(values)
+        expected = y.astype(np.float64).sum(tuple(range(len(points))))
+        np.testing.assert_allclose(gradient, expected, rtol=1e-6, atol=2e-6)
+
+
+def test_what_is_read_often_is_computed_once():
+    """Three readers behind reshapes; values that a division by 1 must not change."""
+    x = jnp.asarray([[0.0, -0.0, jnp.inf, -jnp.inf, jnp.nan, 1e-37, -3.0, 7.0]])
+    found = jax.jit(once)(x)
+    np.testing.assert_array_equal(found, x)
+    np.testing.assert_array_equal(jnp.signbit(found), jnp.signbit(x))
+    gradient = jax.grad(lambda x: (once(x) * 3).sum())(x)
+    np.testing.assert_array_equal(gradient, jnp.full_like(x, 3))
+
+    def readers(x, b, w):
+        b = jnp.broadcast_to(b, (4, 6, 8))
+        y = once(x.reshape(4, 6, 8) + b)
+        return y.reshape(24, 8) @ w, jnp.swapaxes(y.reshape(4, 48), 0, 1), y * b
+
+    shapes = [jnp.ones(s) for s in ((24, 8), (8,), (8, 5))]
+    text = jax.jit(readers).lower(*shapes).compile().as_text()
+    assert text.count(" divide(") == 1
 
 
 def exact_gelu(x):

@@ -139,6 +139,22 @@ def test_weights_that_are_not_hermitian_give_what_irfftn_gives(
     np.testing.assert_allclose(y, expected, atol=2e-6 * scale)
 
 
+@pytest.mark.parametrize("features", [1, 3])
+@pytest.mark.parametrize("grid", [(8,), (7, 6), (4, 5, 6)])
+def test_a_kernel_behind_is_a_1x1_convolution_of_the_result(grid, features):
+    n_modes = (4,) * len(grid)
+    rng = np.random.default_rng(6)
+    x = rng.standard_normal((2, *grid, 2)).astype(np.float32)
+    weight = rng.standard_normal((2, *n_modes[:-1], 3, 2, 4)).astype(np.float32)
+    kernel = rng.standard_normal((4, features)).astype(np.float32)
+    output_grid = tuple(n + 1 for n in grid)
+    expected = numpy_spectral_conv(x, weight, n_modes, output_grid) @ kernel
+    arrays = (jnp.asarray(a) for a in (x, weight, kernel))
+    x, weight, kernel = arrays
+    y = jaxops.spectral_conv(x, weight, n_modes, output_grid, kernel=kernel)
+    np.testing.assert_allclose(y, expected, atol=2e-6 * np.abs(expected).max())
+
+
 def test_gradients_are_those_of_the_float64_reference():
     """Finite differences of numpy's FFT form, which is bilinear: exact to rounding."""
     grid, n_modes, rows = (5, 6), (4, 4), (4, 3)

@@ -10,6 +10,7 @@ import pytest
 
 from jaxops.device import trace_for
 from models import FNO, FNO1D, FNO2D, FNO3D
+from models.blocks import FNOBlock
 
 SMALL = {"in_channels": 1, "out_channels": 2, "hidden_channels": 4, "n_layers": 2}
 
@@ -45,10 +46,13 @@ def test_every_dimension_and_batch(cls, grid, batch):
     assert jnp.isfinite(y).all()
 
 
+@pytest.mark.parametrize("precision", ["highest", "tensorfloat32"])
 @pytest.mark.parametrize("skip", ["linear", "soft-gating"])
-def test_the_forms_for_other_devices_are_the_same_function(skip):
-    """Traced for them and run here: outputs and gradients within rounding."""
-    model = FNO2D((4, 4), **SMALL, fno_skip=skip, channel_mlp_skip=skip)
+def test_the_forms_for_other_devices_are_the_same_function(skip, precision):
+    """Traced for them and run here, where TF32 is float32: outputs and gradients within
+    rounding."""
+    small = {**SMALL, "hidden_channels": 16}  # enough for rows side by side
+    model = FNO2D((4, 4), **small, fno_skip=skip, channel_mlp_skip=skip)
     x, y = field((9, 8)), field((9, 8), channels=2, seed=1)
     variables = make(model, x)
 
@@ -57,7 +61,7 @@ def test_the_forms_for_other_devices_are_the_same_function(skip):
             output = model.apply(v, x)
             return ((output - y) ** 2).sum(), output
 
-        with trace_for(kind):
+        with trace_for(kind), jax.default_matmul_precision(precision):
             return jax.jit(jax.grad(loss, has_aux=True))(variables)
 
     expected = run("cpu")
@@ -66,6 +70,39 @@ def test_the_forms_for_other_devices_are_the_same_function(skip):
             *map(jax.tree.leaves, (run(kind), expected)), strict=True
         ):
             np.testing.assert_allclose(ours, theirs, atol=1e-5 * abs(theirs).max())
+
+
+@pytest.mark.parametrize("skip", ["linear", "soft-gating", "identity", None])
+def test_the_last_block_is_what_its_parts_are(skip):
+    """Its linear part is joined with the first kernel of the channel MLP; a norm, here
+    one that changes nothing, keeps the parts apart."""
+    options = {"n_modes": (4, 4), "is_last": True, "fno_skip": skip}
+    joined = FNOBlock(**options)
+    apart = FNOBlock(**options, norm="batch_norm")
+    x = field((9, 8), channels=6)
+    variables = make(apart, x)
+    stats = {
+        name: {"mean": jnp.zeros(6), "var": jnp.full(6, 1 - 1e-5)}
+        for name in ("norm_0", "norm_1")
+    }
+
+    def loss(params, block):
+        given = {"params": params}
+        if block is apart:
+            given["batch_stats"] = stats
+        return (block.apply(given, x) ** 2).sum()
+
+    params = variables["params"]
+    own = {name: params[name] for name in params if not name.startswith("norm")}
+    value, gradient = jax.value_and_grad(loss)(own, joined)
+    expected, expected_gradient = jax.value_and_grad(loss)(params, apart)
+    np.testing.assert_allclose(value, expected, rtol=1e-5)
+    for ours, theirs in zip(
+        jax.tree.leaves(gradient),
+        jax.tree.leaves({name: expected_gradient[name] for name in own}),
+        strict=True,
+    ):
+        np.testing.assert_allclose(ours, theirs, atol=1e-5 * abs(theirs).max())
 
 
 def test_samples_of_a_batch_do_not_mix():
