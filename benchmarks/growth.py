@@ -36,6 +36,7 @@ from benchmarks.measuring import (  # noqa: E402
     write,
 )
 from models import FNO  # noqa: E402
+from train.loop import default_micro_batch  # noqa: E402
 
 PASSES = ("forward", "train step")
 LAYERS = 4
@@ -81,7 +82,8 @@ def measure(record, rates, sweep: str, value: int, name: str, repeats: int) -> N
     else:
         optimizer = optax.adamw(LEARNING_RATE)
         carry = variables, jax.jit(optimizer.init)(variables)
-        step = jax.jit(train_step(model, optimizer), donate_argnums=0)
+        step = train_step(model, optimizer, default_micro_batch(model, x.shape))
+        step = jax.jit(step, donate_argnums=0)
         program = step.lower(carry, x, y).compile()
         run = Stepper(program, carry, (x, y))
     calls = {"ours": (run, jax.block_until_ready)}

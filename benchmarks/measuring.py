@@ -30,6 +30,7 @@ import optax  # noqa: E402
 
 import jaxops  # noqa: E402
 from models.atomic import replace_file  # noqa: E402
+from train.loop import mean_of_parts  # noqa: E402
 
 OURS = ("ours", "auto", "ours in tiles")  # what a row's results call our contender
 Call = tuple[Callable[[], Any], Callable[[Any], Any]]  # run, and wait for the result
@@ -233,20 +234,31 @@ def in_own_process(
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def train_step(model: Any, optimizer: optax.GradientTransformation) -> Callable:
+def train_step(
+    model: Any,
+    optimizer: optax.GradientTransformation,
+    micro_batch: int | None = None,
+) -> Callable:
     """``step((variables, state), x, y) -> ((variables, state), loss)``.
 
     The mean squared error, its gradient, and the optimizer's change of the weights.
+    ``micro_batch``: samples computed at a time, as in training; None: all.
     """
 
     def step(carry, x, y):
         variables, state = carry
 
-        def loss(variables):
+        def loss(variables, x, y):
             error = (model.apply(variables, x) - y).astype(jnp.float32)
             return jnp.mean(jnp.square(error))
 
-        value, gradient = jax.value_and_grad(loss)(variables)
+        def work(_, part, __):
+            return jax.value_and_grad(loss)(variables, *part), None
+
+        if micro_batch is None:
+            value, gradient = jax.value_and_grad(loss)(variables, x, y)
+        else:
+            (value, gradient), _ = mean_of_parts(work, None, (x, y), micro_batch)
         changes, state = optimizer.update(gradient, state, variables)
         return (optax.apply_updates(variables, changes), state), value
 

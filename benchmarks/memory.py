@@ -11,11 +11,11 @@ sides. On a GPU ``growth`` is that of what the allocator hands out, of which the
 cannot be reset in JAX: what XLA tries while it compiles may take more than the steps.
 
 Neuraloperator and what is called ``freed`` run without ``jaxops.host_memory``, which
-keeps freed pages for the next call. ``in parts`` is a batch in four or two parts, as by
-``train.fno --micro-batch``. ``XLA`` is the size that XLA plans for our step:
-temporaries, arguments and results. A ratio is theirs by ours: 2 means that ours takes
-half the memory. Volume networks have no peer here: given are XLA's plan, and its bytes
-a voxel of the input.
+keeps freed pages for the next call. ``ours`` computes a batch as ``train.fno`` does by
+default, ``in parts`` in four or two parts, as by its ``--micro-batch``. ``XLA`` is the
+size that XLA plans for our step: temporaries, arguments and results. A ratio is theirs
+by ours: 2 means that ours takes half the memory. Volume networks have no peer here:
+given are XLA's plan, and its bytes a voxel of the input.
 
 ``--largest GB`` looks for the largest cubic grid on which an FNO3D (16 modes an axis,
 32 channels, batch 1) fits, by XLA's plan alone, without running it; ``--run`` then runs
@@ -120,12 +120,16 @@ def settle() -> int:
     return resident()[0]
 
 
-def our_growth(key: str, parts: str = "1") -> dict[str, int]:
+def our_growth(key: str, parts: str | None = None) -> dict[str, int]:
     x, y, variables = _start(key)
     model = make_model(CASES[key])
+    if parts is None:
+        micro_batch = loop.default_micro_batch(model, x.shape)
+    else:
+        micro_batch = len(x) // int(parts)
     optimizer = optax.adamw(LEARNING_RATE)
     step = loop.make_train_step(
-        loop.make_forward(model, None, None), optimizer, mse, len(x) // int(parts)
+        loop.make_forward(model, None, None), optimizer, mse, micro_batch
     )
     state = loop.create_state(model, optimizer, x.shape, seed=0)
     program = loop.compile_train_step(step).lower(state, (x, y)).compile()

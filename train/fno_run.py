@@ -23,6 +23,7 @@ from train.loop import (
     TrainState,
     compile_train_step,
     create_state,
+    default_micro_batch,
     make_forward,
     make_optimizer,
     make_train_step,
@@ -78,7 +79,9 @@ def prepare(
     def finish(run, state, log, console):
         return _finish(run, state, tester, tests, log, console)
 
-    step = make_train_step(forward, optimizer, loss, options.micro_batch)
+    shape = (options.batch_size, *train.inputs.shape[1:])
+    micro_batch = options.micro_batch or default_micro_batch(model, shape)
+    step = make_train_step(forward, optimizer, loss, micro_batch)
 
     run = Run(
         options,

@@ -40,7 +40,8 @@ class TrainSettings:
 
     micro_batch: int | None = None
     """Samples computed at a time, where a batch takes too much memory; their gradients
-    are averaged. A divisor of --batch-size."""
+    are averaged. A divisor of --batch-size. By default all, in train.fno on a CPU as
+    many as fit its cache."""
 
     learning_rate: float = 3e-3
     """Highest learning rate of AdamW; it rises linearly, then falls as a cosine."""

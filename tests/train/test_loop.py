@@ -8,6 +8,7 @@ import optax
 import pytest
 
 from jaxops.backend import to_device
+from jaxops.device import trace_for
 from models import FNO
 from train import loop, losses
 from train.normalise import UnitGaussian
@@ -93,6 +94,31 @@ def whole_and_parts(model, micro_batch):
         for size in (None, micro_batch)
     ]
     return [step(fresh, batch) for step in steps], steps
+
+
+@pytest.mark.parametrize(
+    ("grid", "batch", "expected"),
+    [
+        ((128, 128), 8, 4),  # 32 MiB of 64 channels: two parts
+        ((128, 128), 32, 4),
+        ((128, 128), 6, 3),
+        ((128, 128), 7, None),  # single samples, of 4 MiB, would cost time
+        ((64, 64), 16, None),  # 16 MiB as they are
+        ((64, 64, 64), 4, 1),  # 64 MiB a sample
+        ((512, 512), 1, None),
+    ],
+)
+def test_a_cpu_takes_batches_in_parts_that_fit_its_cache(grid, batch, expected):
+    options = {"n_modes": (4,) * len(grid), "in_channels": 1, "out_channels": 1}
+    model = FNO(**options, hidden_channels=64)
+    shape = (batch, *grid, 1)
+    with trace_for("cpu"):
+        assert loop.default_micro_batch(model, shape) == expected
+        for other in ({"norm": "batch_norm"}, {"channel_mlp_dropout": 0.1}):
+            changed = FNO(**options, hidden_channels=64, **other)
+            assert loop.default_micro_batch(changed, shape) is None
+    with trace_for("gpu"):
+        assert loop.default_micro_batch(model, shape) is None
 
 
 @pytest.mark.parametrize("micro_batch", [1, 2])
