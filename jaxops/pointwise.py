@@ -11,7 +11,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from jaxops.device import barrier, device_kind
-from jaxops.matmul import FEW, rows_matmul
+from jaxops.matmul import rows_matmul
 
 
 def dense(
@@ -34,7 +34,7 @@ def dense(
     flat = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     kernel = kernel.astype(x.dtype)
     if _is_sum(kernel):
-        y = _sums(flat, kernel)
+        y = _sum(flat, kernel)
     else:
         y = barrier(rows_matmul(flat, kernel), "gpu")
     y = y.reshape(*x.shape[:-1], kernel.shape[1])
@@ -42,17 +42,15 @@ def dense(
 
 
 def _is_sum(kernel) -> bool:
-    """A product of few outputs on a GPU: XLA joins sums with what is around them."""
-    return device_kind() == "gpu" and kernel.shape[1] <= FEW
+    """A product of one output on a GPU: XLA joins sums with what is around them."""
+    return device_kind() == "gpu" and kernel.shape[1] == 1
 
 
-def _sums(x, kernel):
-    """``x @ kernel`` of few outputs as sums, and its gradients too."""
+def _sum(x, kernel):
+    """``x @ kernel`` of one output as a sum, and its gradients too."""
     wide, kernel = (at_least_float32(v) for v in (x, kernel))
-    columns = [
-        (wide * on_all_points(column, x.shape)).sum(axis=-1) for column in kernel.T
-    ]
-    return jnp.stack(columns, axis=-1).astype(x.dtype)
+    products = wide * on_all_points(kernel.reshape(-1), x.shape)
+    return products.sum(axis=-1, keepdims=True).astype(x.dtype)
 
 
 def dense_of(
