@@ -256,7 +256,7 @@ def train_step(
             return jax.value_and_grad(loss)(variables, *part), None
 
         if micro_batch is None:
-            value, gradient = jax.value_and_grad(loss)(variables, x, y)
+            (value, gradient), _ = work(None, (x, y), 0)
         else:
             (value, gradient), _ = mean_of_parts(work, None, (x, y), micro_batch)
         changes, state = optimizer.update(gradient, state, variables)

@@ -16,10 +16,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxops import pointwise
-from jaxops.conv3d_forms import FORMS, Forms, at_least_float32, output_sizes
+from jaxops.conv3d_forms import FORMS, Forms, output_sizes
 from jaxops.conv3d_gradients import adjoint, convolve, input_sizes
 from jaxops.conv3d_table import chosen_forms
 from jaxops.factorise import factorise
+from jaxops.matmul import sum_dtype
 from jaxops.pooling import average_pool3d, max_pool3d
 from jaxops.resize import pixel_shuffle, pixel_unshuffle
 from jaxops.windows import (
@@ -286,7 +287,7 @@ def _depthwise(x, kernel, window: Window):
     x = pad(x, window.padding)
     unpadded = window._replace(padding=UNPADDED)
     sizes = output_sizes(x.shape[1:4], kernel.shape[:3], unpadded)
-    total = jnp.zeros((x.shape[0], *sizes, x.shape[-1]), at_least_float32(x))
+    total = jnp.zeros((x.shape[0], *sizes, x.shape[-1]), sum_dtype(x))
     factors = unstacked(kernel.reshape(-1, kernel.shape[4]), 0)
     all_taps = itertools.product(*map(range, kernel.shape[:3]))
     for taps, factor in zip(all_taps, factors, strict=True):

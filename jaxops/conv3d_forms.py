@@ -22,7 +22,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
-from jaxops.matmul import matmul_precision
+from jaxops.matmul import matmul_precision, sum_dtype
 from jaxops.windows import Window, interleave, pad, tap, unstacked
 
 FORMS = ("sum", "concat", "outshift", "winograd")
@@ -185,15 +185,10 @@ def depth_tap(x, t: int, outputs: int, window: Window):
     return tap(x, 1, t * window.dilation[0], window.strides[0], outputs)
 
 
-def at_least_float32(x):
-    """The dtype that sums of x are taken in."""
-    return jnp.float32 if jnp.finfo(x.dtype).bits < 32 else x.dtype
-
-
 def _added(parts: list):
     if len(parts) == 1:
         return parts[0]
-    total = parts[0].astype(at_least_float32(parts[0]))
+    total = parts[0].astype(sum_dtype(parts[0]))
     for part in parts[1:]:
         total = total + part.astype(total.dtype)
     return total.astype(parts[0].dtype)
@@ -211,7 +206,7 @@ def plane_convolution(x, kernel, window: Window, side_by_side: bool):
             images.reshape(-1, images.shape[-1]),
             kernel.reshape(kernel.shape[2:]),
             precision=matmul_precision(),
-            preferred_element_type=at_least_float32(x),
+            preferred_element_type=sum_dtype(x),
         )
         y = y.astype(x.dtype).reshape(*images.shape[:-1], -1)
     elif side_by_side and len(images) > 1 and dw * (kernel.shape[1] - 1) + 1 >= sw:

@@ -26,7 +26,6 @@ from jaxops.conv3d_forms import (
     PRODUCTS,
     Forms,
     applicable,
-    at_least_float32,
     combined,
     convolution,
     depth_tap,
@@ -35,7 +34,7 @@ from jaxops.conv3d_forms import (
     winograd_coefficients,
     winograd_slices,
 )
-from jaxops.matmul import matmul_precision
+from jaxops.matmul import matmul_precision, sum_dtype
 from jaxops.resize import pixel_shuffle
 from jaxops.windows import Triple, Window, interleave, pad, tap, unstacked
 
@@ -282,6 +281,6 @@ def _summed_product(x, y):
         jnp.swapaxes(x.reshape(groups, -1, x.shape[-1]), 1, 2),
         y.reshape(groups, -1, y.shape[-1]),
         precision=matmul_precision(),
-        preferred_element_type=at_least_float32(x),
+        preferred_element_type=sum_dtype(x),
     )
     return products.sum(axis=0)

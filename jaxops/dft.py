@@ -138,11 +138,16 @@ def _multiple(dtype) -> int:
 def _counts(kept: list[tuple[int, ...]], multiple: int) -> tuple[int, ...]:
     """Wavenumbers of each axis; those of the last one filled up."""
     *others, last = (len(ks) for ks in kept)
-    return (*others, last + -last % multiple)
+    return (*others, _filled(last, multiple))
+
+
+def _filled(count: int, multiple: int) -> int:
+    return count + -count % multiple
 
 
 def _fill(rows: np.ndarray, multiple: int) -> np.ndarray:
-    return np.pad(rows, ((0, -len(rows) % multiple), (0, 0)))
+    count = len(rows)
+    return np.pad(rows, ((0, _filled(count, multiple) - count), (0, 0)))
 
 
 def _check_axes(wavenumbers: Wavenumbers, sizes: Sequence[int], shape) -> None:
@@ -197,7 +202,7 @@ def _unfold(size: int, wavenumbers: tuple[int, ...], multiple: int) -> np.ndarra
     """
     folded, signs = _folded(size, wavenumbers)
     distinct = sorted(set(folded))
-    filled = len(distinct) + -len(distinct) % multiple
+    filled = _filled(len(distinct), multiple)
     matrix = np.zeros((2, len(wavenumbers), 2, filled, 2))
     for row, (k, sign) in enumerate(zip(folded, signs, strict=True)):
         at = distinct.index(k)

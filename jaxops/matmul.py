@@ -69,7 +69,7 @@ def _rows_matmul_derivative(primals, tangents):
 def _outer_sum(x, kernel):
     """``x @ kernel`` of few inputs as sums, which XLA joins with what reads them."""
     shape = x.shape[0], kernel.shape[1]
-    dtype = jnp.float32 if x.dtype.itemsize < 4 else x.dtype
+    dtype = sum_dtype(x)
     columns, rows = x.astype(dtype).T, kernel.astype(dtype)
     terms = [
         jnp.broadcast_to(column[:, None], shape) * jnp.broadcast_to(row, shape)
@@ -177,6 +177,11 @@ def _flipped_matmul(left, right):
     product with ``left``."""
     axes = ((1,), (1,)), ((0,), (0,))
     return lax.dot_general(left, right, axes, precision=matmul_precision())
+
+
+def sum_dtype(x):
+    """The dtype that sums of x are taken in: half precision would lose many terms."""
+    return jnp.float32 if x.dtype.itemsize < 4 else x.dtype
 
 
 def matmul_precision() -> str | None:

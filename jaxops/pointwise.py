@@ -11,7 +11,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from jaxops.device import barrier, device_kind
-from jaxops.matmul import rows_matmul
+from jaxops.matmul import rows_matmul, sum_dtype
 
 
 def dense(
@@ -104,7 +104,7 @@ def _on_all_points_derivative(shape, primals, tangents):
 
 def at_least_float32(x):
     """For sums over many points: half precision would lose them."""
-    return x.astype(jnp.float32) if x.dtype.itemsize < 4 else x
+    return x.astype(sum_dtype(x))
 
 
 # Of :func:`in_parts`: bytes of the widest array, in one part and from which on it is.

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from jaxops.conv3d_forms import at_least_float32, output_sizes
+from jaxops.conv3d_forms import output_sizes
+from jaxops.matmul import sum_dtype
 from jaxops.windows import Sizes, Window, fitted, pad, tap, triple
 
 
@@ -35,7 +36,7 @@ def average_pool3d(
         ValueError: for sizes that do not fit.
     """
     taps, fit = _window(x, window, strides, padding, 1)
-    y = pad(x, fit.padding).astype(at_least_float32(x))
+    y = pad(x, fit.padding).astype(sum_dtype(x))
     y = _reduced(y, taps, fit, jnp.add)
     counts = jnp.ones((), y.dtype)
     for axis, (n, k, s, (low, _)) in enumerate(

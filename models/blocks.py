@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxops import pointwise, spectral
-from jaxops.matmul import matmul
+from jaxops.matmul import matmul, sum_dtype
 
 SKIPS = ("linear", "identity", "soft-gating", None)
 NORMS = ("instance_norm", "group_norm", "batch_norm", None)
@@ -155,7 +155,7 @@ class Skip(nn.Module):
 
 def _wide(weights, x):
     """Weights as they are multiplied with each other before they meet ``x``."""
-    return weights.astype(jnp.float32 if x.dtype.itemsize < 4 else x.dtype)
+    return weights.astype(sum_dtype(x))
 
 
 class Norm(nn.Module):

@@ -183,10 +183,9 @@ def default_micro_batch(model: Any, input_shape: tuple[int, ...]) -> int | None:
     changes = model.norm == "batch_norm" or model.channel_mlp_dropout > 0
     if device_kind() != "cpu" or changes or batch * sample <= PART_BYTES[1]:
         return None
-    if sample > PART_BYTES[1]:
-        return 1 if batch > 1 else None
+    least, most = PART_BYTES[0], max(PART_BYTES[1], sample)
     sizes = [n for n in range(1, batch) if batch % n == 0]
-    fitting = [n for n in sizes if PART_BYTES[0] <= n * sample <= PART_BYTES[1]]
+    fitting = [n for n in sizes if least <= n * sample <= most]
     return max(fitting, default=None)
 
 

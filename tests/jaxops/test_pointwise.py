@@ -26,7 +26,7 @@ def test_dense_is_a_product_at_each_point(points):
 @pytest.mark.parametrize("kind", ["cpu", "gpu", "metal"])
 @pytest.mark.parametrize("shape", [(3, 16), (16, 1), (16, 16)])
 def test_dense_layers_have_their_gradients_in_every_form(kind, shape):
-    """Few inputs, few outputs, many of both; with a function before."""
+    """Few inputs, one output, many of both; with a function before."""
     rng = np.random.default_rng(0)
     arrays = [
         rng.standard_normal(size)

@@ -149,8 +149,7 @@ def test_a_kernel_behind_is_a_1x1_convolution_of_the_result(grid, features):
     kernel = rng.standard_normal((4, features)).astype(np.float32)
     output_grid = tuple(n + 1 for n in grid)
     expected = numpy_spectral_conv(x, weight, n_modes, output_grid) @ kernel
-    arrays = (jnp.asarray(a) for a in (x, weight, kernel))
-    x, weight, kernel = arrays
+    x, weight, kernel = (jnp.asarray(a) for a in (x, weight, kernel))
     y = jaxops.spectral_conv(x, weight, n_modes, output_grid, kernel=kernel)
     np.testing.assert_allclose(y, expected, atol=2e-6 * np.abs(expected).max())
 
