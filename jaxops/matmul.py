@@ -32,7 +32,7 @@ from jaxops.device import barrier, device_kind, has_barrier
 # Of a gradient that is taken in parts: about so many of them, and rows of one: from,
 # below. Two operands of 2048 rows and 64 channels take 1 MB.
 PARTS, ROWS_OF_A_PART = 64, (512, 2049)
-FEW = 4  # inputs: on CPUs such a product is a sum
+FEW = 4  # inputs, of which a product is a sum
 GPU_ROWS = 2**18  # from which on parts were measured to be faster on an H200
 
 
@@ -54,7 +54,7 @@ def rows_matmul(
     lie in the cache, with the gradient of the output transposed, 1.2 to 1.8 times
     faster. On a GPU parts, as one batched product, keep the whole of it busy.
     """
-    if device_kind() == "cpu" and x.shape[1] <= FEW < kernel.shape[1]:
+    if is_outer_sum(x, kernel):
         return _outer_sum(x, kernel)
     return _side_by_side(x, kernel)
 
@@ -66,8 +66,18 @@ def _rows_matmul_derivative(primals, tangents):
     return rows_matmul(x, kernel), change + _product_in_parts(x, kernel_change)
 
 
+def is_outer_sum(x, kernel) -> bool:
+    """Whether ``x @ kernel`` is taken as sums, which XLA joins with what reads them.
+
+    It is where there are few inputs, on CPUs and, but for half precision, which XLA
+    writes all the same, on GPUs.
+    """
+    if device_kind() == "metal" or (device_kind() == "gpu" and x.dtype.itemsize < 4):
+        return False
+    return x.shape[1] <= FEW < kernel.shape[1]
+
+
 def _outer_sum(x, kernel):
-    """``x @ kernel`` of few inputs as sums, which XLA joins with what reads them."""
     shape = x.shape[0], kernel.shape[1]
     dtype = sum_dtype(x)
     columns, rows = x.astype(dtype).T, kernel.astype(dtype)

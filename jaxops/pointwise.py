@@ -11,7 +11,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from jaxops.device import barrier, device_kind
-from jaxops.matmul import rows_matmul, sum_dtype
+from jaxops.matmul import is_outer_sum, rows_matmul, sum_dtype
 
 
 def dense(
@@ -35,6 +35,8 @@ def dense(
     kernel = kernel.astype(x.dtype)
     if _is_sum(kernel):
         y = _sum(flat, kernel)
+    elif is_outer_sum(flat, kernel):
+        y = rows_matmul(flat, kernel)
     else:
         y = barrier(rows_matmul(flat, kernel), "gpu")
     y = y.reshape(*x.shape[:-1], kernel.shape[1])
@@ -47,9 +49,13 @@ def _is_sum(kernel) -> bool:
 
 
 def _sum(x, kernel):
-    """``x @ kernel`` of one output as a sum, and its gradients too."""
-    wide, kernel = (at_least_float32(v) for v in (x, kernel))
-    products = wide * on_all_points(kernel.reshape(-1), x.shape)
+    """``x @ kernel`` of one output as a sum, and its gradients too.
+
+    What a gradient sums over the points has the dtype of x, as all such sums have: of
+    two dtypes they would be two programs, and the array between them written.
+    """
+    weights = on_all_points(kernel.reshape(-1), x.shape)
+    products = at_least_float32(x) * at_least_float32(weights)
     return products.sum(axis=-1, keepdims=True).astype(x.dtype)
 
 

@@ -15,7 +15,7 @@ import jax
 import pytest
 
 from jaxops import plugins
-from jaxops.backend import BackendError, quick_to_compile, select_backend
+from jaxops.backend import BackendError, nvidia_flags, select_backend
 
 ROOT = Path(__file__).parent.parent
 MAC = plugins.Host("Darwin", "arm64", "15.1", (3, 12))
@@ -347,21 +347,41 @@ def test_a_gpu_plugin_without_a_gpu(tmp_path):
     assert "jax-cuda12-plugin 0.10.2 finds no GPU" in said["auto"]
 
 
+CUBLAS, FUSED = (
+    "--xla_gpu_enable_triton_gemm=false",
+    "--xla_backend_extra_options=-nvptx-fma-level=2",
+)
+
+
 @pytest.mark.parametrize(
-    ("flags", "expected"),
+    ("version", "flags", "expected"),
     [
-        ("", "--xla_gpu_enable_triton_gemm=false"),
-        ("--a=1", "--a=1 --xla_gpu_enable_triton_gemm=false"),
-        ("--xla_gpu_enable_triton_gemm=true", "--xla_gpu_enable_triton_gemm=true"),
+        ((0, 11, 2), "", f"{CUBLAS} {FUSED}"),
+        ((0, 10, 0), "--a=1", f"--a=1 {CUBLAS} {FUSED}"),
+        ((0, 9, 9), "", CUBLAS),
+        ((0, 13, 0), "", CUBLAS),
+        (
+            (0, 12, 0),
+            "--xla_gpu_enable_triton_gemm=true",
+            f"--xla_gpu_enable_triton_gemm=true {FUSED}",
+        ),
+        (
+            (0, 12, 0),
+            "--xla_backend_extra_options=-a",
+            f"--xla_backend_extra_options=-a {CUBLAS}",
+        ),
     ],
 )
-def test_flags_for_an_nvidia_gpu_leave_the_users_choice(flags, expected):
-    assert quick_to_compile(flags) == expected
+def test_flags_for_an_nvidia_gpu_leave_the_users_choice(
+    version, flags, expected, monkeypatch
+):
+    monkeypatch.setattr(jax, "__version_info__", version)
+    assert nvidia_flags(flags) == expected
 
 
 def test_xla_knows_these_flags():
     """It ends a process that names another."""
-    environment = {**os.environ, "XLA_FLAGS": quick_to_compile("")}
+    environment = {**os.environ, "XLA_FLAGS": nvidia_flags("")}
     code = "import jax; print(jax.numpy.ones(2).sum())"
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
