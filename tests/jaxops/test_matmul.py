@@ -138,6 +138,42 @@ def test_rows_stand_side_by_side_where_matrix_units_multiply(rows, shape):
         assert joined not in text_for("cpu", gradients, x, y, k)
 
 
+@pytest.mark.parametrize(
+    ("kind", "dtype", "is_sum"),
+    [
+        ("cpu", "float32", True),
+        ("cpu", "bfloat16", True),
+        ("gpu", "float32", True),
+        ("gpu", "bfloat16", False),
+        ("metal", "float32", False),
+    ],
+)
+def test_a_product_of_few_inputs_is_a_sum(kind, dtype, is_sum):
+    x, k, y = (normal(*s).astype(dtype) for s in ((31, 4), (4, 5), (31, 5)))
+
+    def layer(x, k):
+        return pointwise.dense(x, k)
+
+    assert ("dot_general" in text_for(kind, layer, x, k)) != is_sum
+    assert "dot_general" in text_for(
+        kind, layer, jnp.concatenate([x, x], 1), normal(8, 5)
+    )
+    with trace_for(kind):
+        found = jax.jit(lambda *a: layer(*a))(x, k)
+        loss = jax.grad(lambda x, k: (layer(x, k) * y).sum(), (0, 1))
+        of_x, of_k = jax.jit(loss)(x, k)
+    x64, k64, y64 = (np.asarray(v, np.float64) for v in (x, k, y))
+    for ours, expected in (
+        (found, x64 @ k64),
+        (of_x, y64 @ k64.T),
+        (of_k, x64.T @ y64),
+    ):
+        scale = np.abs(expected).max() * jnp.finfo(dtype).eps
+        np.testing.assert_allclose(
+            np.asarray(ours, np.float64), expected, rtol=0, atol=4 * scale
+        )
+
+
 @pytest.mark.parametrize("batch", [1, 3])
 def test_batched_matmul_has_all_derivatives(batch):
     a, b, y = normal(batch, 4, 5), normal(batch, 5, 6), normal(batch, 4, 6)
