@@ -9,8 +9,8 @@ to go back where weights were trained that way:
 * odd grids are exact (there the spectrum comes back turned by one);
 * a layer whose output grid differs is the Fourier interpolant, skips included.
 
-On every device a spectrum that is not Hermitian gives NumPy's field, and neuraloperator's
-on a CPU; on large grids CUDA's FFT makes another one of it, and neuraloperator there.
+On every device a spectrum that is not Hermitian gives NumPy's field, which is
+neuraloperator's on a CPU; on large grids CUDA's FFT makes another one of it.
 """
 
 import math
