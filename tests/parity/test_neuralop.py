@@ -130,7 +130,8 @@ def test_golden_files_are_what_neuraloperator_gives_now(name):
 @every_case
 @pytest.mark.filterwarnings("ignore")
 def test_neuraloperator_loads_what_we_export(name, tmp_path):
-    """Through the files: same constructor arguments, same weights, same output."""
+    """Through the files: same constructor arguments, same weights bit for bit, and the
+    same output but for rounding: the golden one was made on another processor."""
     import torch
     from neuralop.models import FNO
 
@@ -141,10 +142,15 @@ def test_neuraloperator_loads_what_we_export(name, tmp_path):
     )
     to_neuralop(model, variables, tmp_path / "exported")
     loaded = FNO.from_checkpoint(tmp_path, "exported").train(case.train)
+    weights = {k: v for k, v in stored["state"].items() if k != "_metadata"}
+    state = {k: v for k, v in loaded.state_dict().items() if k != "_metadata"}
+    assert state.keys() == weights.keys()
+    for key, value in weights.items():
+        np.testing.assert_array_equal(state[key].numpy(), value)
     x = torch.from_numpy(np.moveaxis(stored["input"], -1, 1).copy())
     with torch.no_grad():
         output = loaded(x, output_shape=case.output_shape).numpy()
-    np.testing.assert_array_equal(np.moveaxis(output, 1, -1), stored["output"])
+    assert_close(np.moveaxis(output, 1, -1), stored["output"], 1e-6, what="output")
 
 
 def test_odd_grids_are_right_without_compat_and_differ_from_neuraloperator():
