@@ -22,6 +22,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jax import lax
 
+from jaxops.device import device_kind
 from jaxops.matmul import matmul_precision, sum_dtype
 from jaxops.windows import Window, interleave, pad, tap, unstacked
 
@@ -232,9 +233,13 @@ def _side_by_side(images, kernel, window: Window):
 
 def _conv2d(images, kernel, window: Window):
     cropped = tuple((min(low, 0), min(high, 0)) for low, high in window.padding)
+    dtype = images.dtype
+    if dtype == jnp.float16 and device_kind() == "cpu":
+        # XLA of jax 0.4.34 sums in float16 where the CPU has an arithmetic for it.
+        images, kernel = (v.astype(jnp.float32) for v in (images, kernel))
     # No wider result for half precision: a convolution accumulates in float32 by
     # itself, and cuDNN and Apple's plugins have none whose result is wider.
-    return lax.conv_general_dilated(
+    y = lax.conv_general_dilated(
         pad_plane(images, cropped),
         kernel,
         window.strides,
@@ -243,6 +248,7 @@ def _conv2d(images, kernel, window: Window):
         dimension_numbers=("NHWC", "HWIO", "NHWC"),
         precision=matmul_precision(),
     )
+    return y.astype(dtype)
 
 
 def pad_plane(images, padding):
