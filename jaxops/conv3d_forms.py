@@ -234,11 +234,11 @@ def _side_by_side(images, kernel, window: Window):
 def _conv2d(images, kernel, window: Window):
     cropped = tuple((min(low, 0), min(high, 0)) for low, high in window.padding)
     dtype = images.dtype
-    if dtype == jnp.float16 and device_kind() == "cpu":
-        # XLA of jax 0.4.34 sums in float16 where the CPU has an arithmetic for it.
-        images, kernel = (v.astype(jnp.float32) for v in (images, kernel))
     # No wider result for half precision: a convolution accumulates in float32 by
-    # itself, and cuDNN and Apple's plugins have none whose result is wider.
+    # itself, and cuDNN and Apple's plugins have none whose result is wider. But XLA of
+    # jax 0.4.34 sums in float16 where the CPU has an arithmetic for it.
+    if dtype == jnp.float16 and device_kind() == "cpu":
+        images, kernel = (v.astype(jnp.float32) for v in (images, kernel))
     y = lax.conv_general_dilated(
         pad_plane(images, cropped),
         kernel,
