@@ -20,8 +20,10 @@ The last spatial axis keeps non-negative wavenumbers only. A spectrum is a real 
 ``(batch, 2, *kept, channels)``, real part first.
 """
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -80,7 +82,7 @@ def forward(
     z = along_axis(_waves(sizes[-1], kept[-1], multiple), x, last)
     for axis in range(last - 1, 0, -1):
         z = z.reshape(*z.shape[: axis + 1], 2, *counts[axis:], channels)
-        z = along_axes(_unfold(sizes[axis - 1], kept[axis - 1], multiple), z, axis, 2)
+        z = _to_signed(z, axis, sizes[axis - 1], kept[axis - 1], multiple)
     z = z.reshape(batch, 2, *counts, channels)
     return z[..., : len(kept[-1]), :]
 
@@ -113,8 +115,7 @@ def inverse(
         zeros = [(0, 0)] * (z.ndim - 2) + [(0, counts[-1] - z.shape[-2]), (0, 0)]
         z = jnp.pad(z, zeros)
     for axis in range(1, last):
-        matrix = _unfold(sizes[axis - 1], kept[axis - 1], multiple).T
-        z = along_axes(matrix, z, axis, 2)
+        z = _to_folded(z, axis, sizes[axis - 1], kept[axis - 1], multiple)
         waves = z.shape[axis] // 2
         z = z.reshape(*z.shape[:axis], waves, 2, *counts[axis:], channels)
     x = along_axes(_inverse_real(sizes[-1], kept[-1], multiple), z, last, 2)
@@ -123,6 +124,87 @@ def inverse(
         waves = _folded_waves(size, kept[axis - 1], multiple)
         x = along_axis(waves.T * size, x, axis)
     return x
+
+
+def _to_signed(z, axis: int, size: int, wavenumbers: tuple[int, ...], multiple: int):
+    """(.., wave folded, part, ..) to (.., part kept, ..): C + i s S.
+
+    C and S are complex, of the axes behind; s is the sign of the wavenumber. It is a
+    product with a matrix of ones; on NVIDIA's and AMD's GPUs sums, which they join with
+    what is around them. (On a CPU XLA then chose layouts for the next product that its
+    own compiler ends the process for.)
+    """
+    if device_kind() != "gpu":
+        return along_axes(_unfold(size, wavenumbers, multiple), z, axis, 2)
+    before, after = z.shape[:axis], z.shape[axis + 2 :]
+    filled = z.shape[axis] // 2
+    waves = z.reshape(math.prod(before), 2, filled, 2, math.prod(after))
+    cosine, sine = waves[:, 0], waves[:, 1]
+
+    def part(own: int, sign: int):
+        rows = []
+        for run in _runs(size, wavenumbers):
+            c, s = cosine[:, run.folded, own], sine[:, run.folded, 1 - own]
+            y = c + s if sign * run.sign > 0 else c - s
+            rows.append(jnp.flip(y, axis=1) if run.is_flipped else y)
+        return rows
+
+    z = jnp.concatenate([*part(0, -1), *part(1, 1)], axis=1)
+    return z.reshape(*before, 2 * len(wavenumbers), *after)
+
+
+def _to_folded(z, axis: int, size: int, wavenumbers: tuple[int, ...], multiple: int):
+    """(.., part, kept, ..) to (.., wave folded part, ..): what :func:`_to_signed` does,
+    transposed."""
+    if device_kind() != "gpu":
+        return along_axes(_unfold(size, wavenumbers, multiple).T, z, axis, 2)
+    before, after = z.shape[:axis], z.shape[axis + 2 :]
+    parts = z.reshape(math.prod(before), 2, len(wavenumbers), math.prod(after))
+    distinct = len(set(_folded(size, wavenumbers)[0]))
+    count = _filled(distinct, multiple)
+
+    def wave(part: int, sign: int | None = None):  # of a sine's; None: a cosine
+        total = 0
+        for run in _runs(size, wavenumbers):
+            y = parts[:, part, run.rows]
+            y = jnp.flip(y, axis=1) if run.is_flipped else y
+            ends = run.folded.start, count - run.folded.stop
+            y = jnp.pad(y, [(0, 0), ends, (0, 0)])
+            is_added = sign is None or sign * run.sign > 0
+            total = total + y if is_added else total - y
+        return total
+
+    cosines, sines = [wave(0), wave(1)], [wave(1, 1), wave(0, -1)]
+    z = jnp.stack([jnp.stack(waves, axis=2) for waves in (cosines, sines)], axis=1)
+    return z.reshape(*before, 4 * count, *after)
+
+
+class _Run(NamedTuple):
+    """Neighbouring wavenumbers with one sign: where they are among those kept and among
+    those folded, there in reverse order if ``is_flipped``."""
+
+    rows: slice
+    folded: slice
+    is_flipped: bool
+    sign: int
+
+
+@lru_cache(maxsize=256)
+def _runs(size: int, wavenumbers: tuple[int, ...]) -> tuple[_Run, ...]:
+    folded, signs = _folded(size, wavenumbers)
+    distinct = sorted(set(folded))
+    at = [distinct.index(k) for k in folded]
+    runs, start = [], 0
+    for row in range(1, len(at) + 1):
+        step = at[start + 1] - at[start] if row > start + 1 else None
+        goes_on = row < len(at) and signs[row] == signs[start]
+        if goes_on and at[row] - at[row - 1] in ((1, -1) if step is None else (step,)):
+            continue
+        first, last = min(at[start], at[row - 1]), max(at[start], at[row - 1])
+        places = slice(first, last + 1)
+        runs.append(_Run(slice(start, row), places, step == -1, signs[start]))
+        start = row
+    return tuple(runs)
 
 
 def _multiple(dtype) -> int:

@@ -91,6 +91,35 @@ def test_rows_of_waves_are_multiples_of_16_bytes_on_gpus(dtype, rows):
     assert f"tensor<2x{rows}x30x{name}>" in text
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 8])
+@pytest.mark.parametrize(
+    "wavenumbers",
+    [
+        (0,),
+        (-2, -1, 0, 1),
+        (-4, -3, -2, -1, 0, 1, 2, 3),
+        (0, 3, 1, -1),
+        (5, 5, -6),
+        (2, 1, 0),
+    ],
+)
+def test_signs_by_sums_are_the_product_with_the_matrix(size, wavenumbers):
+    """Of wavenumbers that neighbour each other in any order, repeat, pass size/2."""
+    matrix = dft._unfold(size, wavenumbers, 4)
+    waves = field((3, matrix.shape[1], 5), channels=2)
+    kept = field((3, 2, len(wavenumbers), 5), channels=2)
+    shape = 2, 3, matrix.shape[1] // 2, 2, 5, 2
+    with trace_for("gpu"):
+        signed = dft._to_signed(
+            jnp.asarray(waves).reshape(shape), 2, size, wavenumbers, 4
+        )
+        folded = dft._to_folded(jnp.asarray(kept), 2, size, wavenumbers, 4)
+    expected = np.einsum("sw,bxwyc->bxsyc", matrix, waves)
+    np.testing.assert_allclose(signed, expected, atol=1e-6)  # of up to two numbers
+    expected = np.einsum("sw,bxsyc->bxwyc", matrix, kept.reshape(2, 3, -1, 5, 2))
+    np.testing.assert_allclose(folded, expected, atol=2e-6)  # of up to four
+
+
 @pytest.mark.parametrize("grid", [(7,), (8,), (6, 5), (5, 6), (4, 3, 6)])
 def test_round_trip_with_all_wavenumbers_is_the_identity(grid):
     x = field(grid)
