@@ -74,7 +74,7 @@ def is_outer_sum(x, kernel) -> bool:
     """
     if device_kind() == "metal" or (device_kind() == "gpu" and x.dtype.itemsize < 4):
         return False
-    return x.shape[1] <= FEW < kernel.shape[1]
+    return x.shape[-1] <= FEW < kernel.shape[1]
 
 
 def _outer_sum(x, kernel):
@@ -101,7 +101,7 @@ def _side_by_side(x, kernel):
         2 * count * max(inputs, outputs) <= 128
         and min(inputs, outputs) >= 8
         and rows % (2 * count) == 0
-        and _has_matrix_units(x.dtype)
+        and has_matrix_units(x.dtype)
     ):
         count *= 2
     if count == 1:
@@ -112,7 +112,7 @@ def _side_by_side(x, kernel):
     return matmul(x.reshape(rows // count, -1), kernel).reshape(rows, outputs)
 
 
-def _has_matrix_units(dtype) -> bool:
+def has_matrix_units(dtype) -> bool:
     """Of a GPU, for products of that dtype: for float32 where TF32 is allowed."""
     precision = jax.config.jax_default_matmul_precision
     is_full = precision in (None, "highest", "float32", "F32_F32_F32")
@@ -124,12 +124,16 @@ def _product_in_parts(x, kernel):
     """``x @ kernel``; its transpose is the gradient that :func:`rows_matmul` names."""
     rows, inputs = x.shape
     outputs = kernel.shape[1]
-    on_gpu = device_kind() == "gpu" and min(inputs, outputs) >= 16 and rows >= GPU_ROWS
+    on_gpu = device_kind() == "gpu" and outputs >= 16 and rows >= GPU_ROWS
     transposes_y = has_barrier() and outputs <= inputs  # y: the gradient of the output
     transposes_x = has_barrier() and outputs > inputs >= 32 and outputs < 128
     fitting = [n for n in range(*ROWS_OF_A_PART) if rows >= n and rows % n == 0]
     if not (on_gpu or transposes_y or transposes_x) or not fitting:
         return matmul(x, kernel)
+    if on_gpu and has_matrix_units(x.dtype) and x.dtype.itemsize == 4:
+        missing = -inputs % 4  # of 16 bytes, which TF32's fast kernels read at once
+        x = jnp.pad(x, [(0, 0), (0, missing)])
+        kernel, inputs = jnp.pad(kernel, [(0, missing), (0, 0)]), inputs + missing
     count = rows // min(fitting, key=lambda n: abs(math.log(n * PARTS / rows)))
     x = x.reshape(count, rows // count, inputs)
     if on_gpu:

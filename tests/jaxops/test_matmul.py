@@ -91,20 +91,26 @@ def test_barriers_stand_where_they_help():
     assert found == expected
 
 
-def test_a_gpu_takes_the_gradient_of_a_large_kernel_in_parts():
-    rows, inputs, outputs = GPU_ROWS, 16, 17
+@pytest.mark.parametrize(
+    ("inputs", "read", "precision"),
+    [(16, 16, "highest"), (3, 3, "highest"), (3, 4, "tensorfloat32")],
+)
+def test_a_gpu_takes_the_gradient_of_a_large_kernel_in_parts(inputs, read, precision):
+    """Of 16 bytes a row, where TF32's kernels read so many."""
+    rows, outputs = GPU_ROWS, 17
     x, y = normal(rows, inputs), normal(rows, outputs)
     k, weights = normal(inputs, outputs), normal(inputs, outputs, seed=1)
 
     def gradients(x, y, k):
         return jax.grad(lambda x, k: (rows_matmul(x, k) * y).sum(), (0, 1))(x, k)
 
-    parts = "tensor<128x2048x16xf32>"
-    assert parts in text_for("gpu", gradients, x, y, k)
-    assert parts not in text_for("gpu", gradients, x[1:], y[1:], k)
-    with trace_for("gpu"):
-        of_x, of_k = jax.jit(lambda *a: gradients(*a))(x, y, k)
-        _, change = jax.jvp(lambda k: rows_matmul(x, k), (k,), (weights,))
+    parts = f"tensor<128x2048x{read}xf32>"
+    with jax.default_matmul_precision(precision):
+        assert parts in text_for("gpu", gradients, x, y, k)
+        assert parts not in text_for("gpu", gradients, x[1:], y[1:], k)
+        with trace_for("gpu"):
+            of_x, of_k = jax.jit(lambda *a: gradients(*a))(x, y, k)
+            _, change = jax.jvp(lambda k: rows_matmul(x, k), (k,), (weights,))
     x64, y64, k64, weights64 = (np.asarray(a, np.float64) for a in (x, y, k, weights))
     assert_near(of_x, y64 @ k64.T)
     assert_near(of_k, x64.T @ y64)
