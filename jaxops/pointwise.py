@@ -43,6 +43,12 @@ def dense(
     return y if bias is None else y + on_all_points(bias.astype(y.dtype), y.shape)
 
 
+def is_cheap(x, kernel) -> bool:
+    """Whether ``dense(x, kernel)`` costs a gradient less again than kept: a GPU makes
+    it of few numbers in the loop that reads it."""
+    return device_kind() == "gpu" and is_outer_sum(x, kernel)
+
+
 def _is_sum(kernel) -> bool:
     """A product of one output on a GPU: XLA joins sums with what is around them."""
     return device_kind() == "gpu" and kernel.shape[1] == 1
@@ -52,9 +58,11 @@ def _sum(x, kernel):
     """``x @ kernel`` of one output as a sum, and its gradients too.
 
     What a gradient sums over the points has the dtype of x, as all such sums have: of
-    two dtypes they would be two programs, and the array between them written.
+    two dtypes they would be two programs, and the array between them written. Of rows
+    of 128 numbers of half precision XLA writes all terms before; not of longer ones.
     """
-    weights = on_all_points(kernel.reshape(-1), x.shape)
+    is_written = x.dtype.itemsize < 4 and x.shape[1] == 128
+    weights = on_all_points(kernel.reshape(-1), x.shape, 256 if is_written else 64)
     products = at_least_float32(x) * at_least_float32(weights)
     return products.sum(axis=-1, keepdims=True).astype(x.dtype)
 
@@ -78,14 +86,14 @@ def dense_of(
     return layer(x, kernel)
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1, 2))
 def on_all_points(
-    values: Float[Array, " channels"], shape: tuple[int, ...]
+    values: Float[Array, " channels"], shape: tuple[int, ...], least: int = 64
 ) -> Float[Array, "*points channels"]:
     """``values`` at each point of an array of that shape: biases, gates.
 
-    The gradient is a sum over the points. A GPU takes it over rows of 64 numbers or
-    more, several points side by side where there are fewer channels: in rows of 32 a
+    The gradient is a sum over the points. A GPU takes it over rows of ``least`` numbers
+    or more, several points side by side where there are fewer channels: in rows of 32 a
     sum took up to 1.9 times as long. Sums of half precision are not made float32 here:
     XLA would write that array, and a step took 1.1 to 1.3 times as long.
     """
@@ -93,19 +101,19 @@ def on_all_points(
 
 
 @on_all_points.defjvp
-def _on_all_points_derivative(shape, primals, tangents):
+def _on_all_points_derivative(shape, least, primals, tangents):
     (values,), (change,) = primals, tangents
     points, channels = math.prod(shape[:-1]), shape[-1]
     count = 1
     if device_kind() == "gpu":
-        while 0 < count * channels < 64 and points % (2 * count) == 0:
+        while 0 < count * channels < least and points % (2 * count) == 0:
             count *= 2
     if count > 1:
         rows = points // count, count * channels
         change = jnp.broadcast_to(jnp.tile(change, count), rows).reshape(shape)
     else:
         change = jnp.broadcast_to(change, shape)
-    return on_all_points(values, shape), change
+    return on_all_points(values, shape, least), change
 
 
 def at_least_float32(x):
@@ -193,14 +201,50 @@ _SLOPE: _Rational = (
     ),
 )
 
+# For half precision, without a division: x P((x/bound)^2 - 1/2), lowest power first, is
+# the same within 2e-6 and 3.2e-5.
+_Polynomial = tuple[float, tuple[float, ...]]
+_CUMULATIVE_OF_HALF: _Polynomial = (
+    4.8,
+    (
+        0.147212706,
+        -0.145967366,
+        0.211647155,
+        -0.323960429,
+        0.489927316,
+        -0.720608474,
+        0.913686851,
+        -0.881541985,
+        1.21490882,
+        -2.30310253,
+        1.82544887,
+    ),
+)
+_SLOPE_OF_HALF: _Polynomial = (
+    4.8,
+    (
+        0.148473484,
+        -0.160629819,
+        0.29431747,
+        -0.6286074,
+        1.43295167,
+        -3.21956374,
+        4.88151118,
+        -4.06699087,
+        10.0299305,
+        -28.4186371,
+        24.4551941,
+    ),
+)
+
 
 @jax.custom_jvp
 def gelu(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """x Phi(x), Phi the normal distribution function: PyTorch's exact form.
 
-    As accurate as by erf: within two roundings of float32, which half precision is
-    computed in; float64 takes erf. Products, sums and one division are all that it is
-    made of, so that it costs little more than reading and writing x, and no plugin
+    As accurate as by erf: within two roundings of float32; half precision within 1e-5
+    before it is rounded; float64 takes erf. All else is products, sums and at most one
+    division, so that it costs little more than reading and writing x, and no plugin
     needs an erf.
 
     The division comes last because XLA computes cheap operations again for each one
@@ -210,23 +254,41 @@ def gelu(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     if x.dtype == jnp.float64:
         return x * (1 + lax.erf(x * 0.5**0.5)) / 2
     wide = x.astype(jnp.float32)
-    factor = jnp.maximum(wide, -_CUMULATIVE[0])  # below, Phi is 0 and the product too
+    is_half = x.dtype.itemsize < 4
+    bound = (_CUMULATIVE_OF_HALF if is_half else _CUMULATIVE)[0]
+    factor = jnp.maximum(wide, -bound)  # below, Phi is 0 and the product too
+    if is_half:
+        return (factor * _half_plus_polynomial(_CUMULATIVE_OF_HALF, wide)).astype(
+            x.dtype
+        )
     numerator, denominator = _half_plus(_CUMULATIVE, wide)
-    return (factor * numerator / denominator).astype(x.dtype)
+    return factor * numerator / denominator
 
 
 @gelu.defjvp
 def _gelu_derivative(primals, tangents):
-    """Phi(x) + x phi(x), phi the normal density, by a quotient of its own: nothing is
-    kept for it from the forward pass but x."""
+    """Phi(x) + x phi(x), phi the normal density, by a form of its own: nothing is kept
+    for it from the forward pass but x."""
     (x,), (tangent,) = primals, tangents
     if x.dtype == jnp.float64:
         cumulative = (1 + lax.erf(x * 0.5**0.5)) / 2
         density = (2 * math.pi) ** -0.5 * jnp.exp(x * x / -2)
         return gelu(x), tangent * (cumulative + x * density)
-    numerator, denominator = _half_plus(_SLOPE, x.astype(jnp.float32))
-    change = tangent.astype(jnp.float32) * numerator / denominator
+    wide, change = x.astype(jnp.float32), tangent.astype(jnp.float32)
+    if x.dtype.itemsize < 4:
+        change = change * _half_plus_polynomial(_SLOPE_OF_HALF, wide)
+    else:
+        numerator, denominator = _half_plus(_SLOPE, wide)
+        change = change * numerator / denominator
     return gelu(x), change.astype(x.dtype)
+
+
+def _half_plus_polynomial(polynomial: _Polynomial, x):
+    """1/2 + x P((x/bound)^2 - 1/2), x held to the bound: in powers of x^2 alone, terms
+    much larger than their sum would cost digits."""
+    bound, p = polynomial
+    x = jnp.minimum(jnp.maximum(x, -bound), bound)
+    return x * _polynomial(p, x * x * bound**-2 - 0.5) + 0.5
 
 
 def _half_plus(rational: _Rational, x):

@@ -3,11 +3,15 @@
 Phi(x) - 1/2 and gelu'(x) - 1/2 are odd: x P(x^2) / Q(x^2) is fitted to them on
 [0, bound], where they reach 1/2 to float32's accuracy, with the largest error as small
 as it can be: weighted least squares, the weights of Lawson's iteration.
+
+For half precision x P((x/bound)^2 - 1/2), without a division.
 """
 
 import math
 
 import numpy as np
+from numpy.polynomial import Polynomial
+from numpy.polynomial import chebyshev as Chebyshev
 
 POINTS, ITERATIONS = 400, 60
 
@@ -48,9 +52,36 @@ def fit(function, bound: float, odd_degree: int, even_degree: int):
     return error, *(c * scale / bound ** (2.0 * np.arange(len(c))) for c in polynomials)
 
 
+def fit_polynomial(function, bound: float, count: int):
+    """Largest error and ``count`` coefficients of P((x/bound)^2 - 1/2), lowest first.
+
+    At the bound x P is 1/2: 1/(2 bound) + (1/2 - s) R(s), R found as Chebyshev's
+    polynomials of 2 s.
+    """
+    nodes = bound * (1 - np.cos(np.pi * (np.arange(POINTS) + 0.5) / POINTS)) / 2
+    s = (nodes / bound) ** 2 - 0.5
+    target = np.array([function(x) for x in nodes]) - nodes / (2 * bound)
+    columns = Chebyshev.chebvander(2 * s, count - 2) * (nodes * (0.5 - s))[:, None]
+    weight, best = np.ones(POINTS), (math.inf, None)
+    for _ in range(5 * ITERATIONS):
+        scale = np.sqrt(weight)
+        found = np.linalg.lstsq(columns * scale[:, None], target * scale, rcond=1e-18)
+        error = np.abs(columns @ found[0] - target)
+        best = min(best, (error.max(), found[0]), key=lambda pair: pair[0])
+        weight = weight * (error / error.max() + 1e-3)
+        weight /= weight.sum()
+    error, chebyshev = best
+    rest = Polynomial(Chebyshev.cheb2poly(chebyshev))(Polynomial([0, 2]))
+    return error, (Polynomial([0.5, -1]) * rest + 1 / (2 * bound)).coef
+
+
 if __name__ == "__main__":
     for function, bound, degrees in ((cumulative, 5.4, (5, 5)), (slope, 6.0, (7, 6))):
         error, p, q = fit(function, bound, *degrees)
         print(f"{function.__name__} up to {bound}: largest error {error:.1e}")
         print("  P", ", ".join(f"{c:.9g}" for c in p))
         print("  Q", ", ".join(f"{c:.9g}" for c in q))
+    for function in (cumulative, slope):
+        error, p = fit_polynomial(function, 4.8, 11)
+        print(f"{function.__name__} of half precision: largest error {error:.1e}")
+        print("  P", ", ".join(f"{c:.9g}" for c in p))
