@@ -146,7 +146,7 @@ def fno(model: FNO, grid, batch: int, itemsize: int = 4, step: bool = False) -> 
     acts = points * (lifted + projected + layers * inner + (2 * layers - 2) * width)
     # Biases, the sum with the linear skip, the gated skip and its sum.
     sums = layers * (5 * width + inner) - 2 * (width - inner)
-    sums += lifted + width + projected
+    sums += lifted + projected  # the bias in between is that of one coefficient
     elements = points * (sums + model.out_channels)
     weights = layers * (2 * kept * width**2 + width**2 + 2 * width * inner)
     weights += layers * (3 * width + inner)  # biases, gates

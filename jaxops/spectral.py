@@ -46,6 +46,7 @@ def spectral_conv(
     compat: Compat = None,
     precision: str = "full",
     kernel: Float[Array, "out_channels last_channels"] | None = None,
+    x_bias: Float[Array, " channels"] | None = None,
 ) -> Float[Array, "batch *output_grid last_channels"]:
     """Multiply the Fourier coefficients of ``x`` by ``weight``.
 
@@ -69,6 +70,7 @@ def spectral_conv(
             the weight; the result has the dtype of ``x``.
         kernel: of a 1x1 convolution of the result. It is applied to the coefficients,
             which are few, and the way back to the grid takes its channels alone.
+        x_bias: to be added to ``x`` at every point: here to one coefficient.
 
     Returns:
         The real field; for a spectrum that is not Hermitian, the one that irfftn gives.
@@ -91,12 +93,24 @@ def spectral_conv(
     product_dtype = x.dtype if precision == "full" else jnp.float16
 
     z = dft.forward(x.astype(spectrum_dtype), [axis.wavenumbers for axis in plan])
+    if x_bias is not None and all(0 in axis.wavenumbers for axis in plan):
+        z = z + _constant_field(x_bias.astype(z.dtype), plan)
     for axis, modes in enumerate(plan, start=1):
         weight = _take_rows(weight, modes.rows, axis)
     z = multiply(z.astype(product_dtype), weight).astype(spectrum_dtype)
     z = z if kernel is None else dense(z, kernel)
     kept = [axis.output_wavenumbers for axis in plan]
     return barrier(dft.inverse(z, kept, output_shape).astype(x.dtype), "gpu")
+
+
+def _constant_field(values, plan: list[AxisModes]):
+    """Coefficients (1, 2, *kept, channels) of a field that has one value a channel."""
+    pads = [(0, 0), (0, 1)]
+    for modes in plan:
+        at = modes.wavenumbers.index(0)
+        pads.append((at, len(modes.wavenumbers) - 1 - at))
+    z = values.reshape((1,) * (len(pads)) + (-1,))
+    return jnp.pad(z, [*pads, (0, 0)])
 
 
 def _take_rows(weight, rows: tuple[int, ...], axis: int):

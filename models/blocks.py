@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxops import pointwise, spectral
+from jaxops.device import barrier
 from jaxops.matmul import matmul, sum_dtype
 
 SKIPS = ("linear", "identity", "soft-gating", None)
@@ -62,34 +63,109 @@ class ChannelMLP(nn.Module):
     dropout: float = 0.0
 
     @nn.compact
-    def __call__(self, x, train: bool = False, product: Callable | None = None):
-        """``product``, where given, makes x times the first kernel from the latter."""
+    def __call__(
+        self,
+        x,
+        train: bool = False,
+        further_bias=None,
+        adds_bias: bool = True,
+        product: Callable | None = None,
+        kernel=None,
+        beside=None,
+    ):
+        """The layers on ``x`` (*points, channels).
+
+        Args:
+            x: the field.
+            train: whether dropout is on.
+            further_bias: (channels,), added to the last one.
+            adds_bias: False, without dropout: return the result without the last bias,
+                and that bias.
+            product: where given, takes the first kernel and returns x times it, and a
+                bias that is still to be added, or None.
+            kernel: (channels, outputs), of a 1x1 convolution of the result; without
+                ``adds_bias``. This is then the ``product`` of what comes behind.
+            beside: a field and a kernel, whose product is added to that.
+        """
         act = pointwise.activation(self.non_linearity)
         widths = (x.shape[-1], *self.features)
-        weights = [
-            Dense(features, name=f"fcs_{i}").weights(width)
-            for i, (width, features) in enumerate(itertools.pairwise(widths))
-        ]
+        kernels, biases = [], []
+        for i, (width, features) in enumerate(itertools.pairwise(widths)):
+            own = Dense(features, name=f"fcs_{i}").weights(width)
+            kernels.append(own[0])
+            biases.append(own[1])
+        if kernel is not None:
+            kernels[-1] = _followed(kernels[-1], kernel, x)
+            biases[-1] = _followed_bias(biases[-1], kernel, x)
+        biases[-1] = _with(biases[-1], further_bias, x)
         dropout = nn.Dropout(self.dropout, deterministic=not train)
 
         def finished(y, bias):
             y = y + pointwise.on_all_points(bias.astype(y.dtype), y.shape)
             return dropout(y) if self.dropout > 0 else y
 
-        def layers(x, weights):
-            (kernel, bias), *others = weights
-            y = pointwise.dense(x, kernel) if product is None else product(kernel)
-            for kernel, following in others:
-                y = pointwise.dense_of(
-                    lambda y, bias=bias: act(finished(y, bias)), y, kernel
-                )
-                bias = following
-            return finished(y, bias)
+        def layers(x, weights, y=None):
+            kernels, biases = weights
+            again = y is None and len(kernels) > 1 and pointwise.is_cheap(x, kernels[0])
+            if again:
+                y = x
+            elif y is None:
+                y = pointwise.dense(x, kernels[0])
+            for i, bias in enumerate(biases[:-1], start=1):
+                added = beside if i == len(kernels) - 1 else None
+
+                def inputs(y, bias=bias, multiplies=again and i == 1, added=added):
+                    y = pointwise.dense(y, kernels[0]) if multiplies else y
+                    y = act(finished(y, bias))
+                    return y if added is None else jnp.concatenate([y, added[0]], -1)
+
+                inputs = jax.checkpoint(inputs) if again and i == 1 else inputs
+                kernel = kernels[i]
+                if added is not None:
+                    kernel = jnp.concatenate([kernel, added[1].astype(kernel.dtype)])
+                y = pointwise.dense_of(inputs, y, kernel)
+            return finished(y, biases[-1]) if adds_bias else y
 
         is_wide = max(self.features) >= 2 * min(widths[0], widths[-1])
-        if self.dropout > 0 or product is not None or not is_wide:
-            return layers(x, weights)
-        return pointwise.in_parts(layers, x, weights, max(widths))
+        if product is not None:
+            y, further = product(kernels[0])
+            biases[0] = _with(biases[0], further, x)
+            y = layers(x, (kernels, biases), y)
+        elif self.dropout > 0 or not is_wide:
+            y = layers(x, (kernels, biases))
+        else:
+            y = pointwise.in_parts(layers, x, (kernels, biases), max(widths))
+        return y if adds_bias else (y, biases[-1])
+
+
+def _followed(weights, kernel, x):
+    """The kernel of a 1x1 convolution that comes after what these weights do.
+
+    They are another kernel (two axes), gates (one) or None, for nothing.
+    """
+    kernel = kernel.astype(sum_dtype(x))
+    if weights is None:
+        return kernel
+    weights = weights.astype(kernel.dtype)
+    if weights.ndim == 2:
+        return matmul(weights, kernel)
+    return kernel * jnp.broadcast_to(weights[:, None], kernel.shape)
+
+
+def _followed_bias(bias, kernel, x):
+    """What a bias is behind a 1x1 convolution.
+
+    Not a product of a vector: IREE's shader of one gave other numbers in one order of
+    its threads.
+    """
+    return _followed(bias, kernel, x).sum(0)
+
+
+def _with(bias, further, x):
+    """A bias and, where there is one, a further bias."""
+    if further is None:
+        return bias
+    return bias.astype(sum_dtype(x)) + further.astype(sum_dtype(x))
 
 
 class SpectralConv(nn.Module):
@@ -106,8 +182,18 @@ class SpectralConv(nn.Module):
     compat: str | None = None
 
     @nn.compact
-    def __call__(self, x, output_shape=None, kernel=None):
-        """``kernel`` (out, channels): of a 1x1 convolution of the result."""
+    def __call__(
+        self, x, output_shape=None, kernel=None, x_bias=None, further_bias=None
+    ):
+        """The convolution of ``x`` (batch, *grid, in).
+
+        Args:
+            x: the field.
+            output_shape: grid of the result.
+            kernel: (out, channels), of a 1x1 convolution of the result.
+            x_bias: (in,), still to be added to ``x``.
+            further_bias: (channels,), added to that of the result.
+        """
         variance = 2 / (x.shape[-1] + self.features)
         rows = (*self.n_modes[:-1], self.n_modes[-1] // 2 + 1)
         rows = rows if self.max_n_modes is None else tuple(self.max_n_modes)
@@ -119,12 +205,18 @@ class SpectralConv(nn.Module):
         normal = nn.initializers.normal(math.sqrt(variance))
         bias = self.param("bias", normal, (self.features,))
         if kernel is not None:
-            kernel, bias = (_wide(v, x) for v in (kernel, bias))
-            # Not a product of a vector: IREE's shader of one gave other numbers in one
-            # order of its threads.
-            bias = (kernel * jnp.broadcast_to(bias[:, None], kernel.shape)).sum(0)
+            bias = _followed_bias(bias, kernel, x)
+            kernel = kernel.astype(bias.dtype)
+        bias = _with(bias, further_bias, x)
         y = spectral.spectral_conv(
-            x, weight, self.n_modes, output_shape, self.compat, self.precision, kernel
+            x,
+            weight,
+            self.n_modes,
+            output_shape,
+            self.compat,
+            self.precision,
+            kernel,
+            x_bias,
         )
         return y + pointwise.on_all_points(bias.astype(y.dtype), y.shape)
 
@@ -135,27 +227,35 @@ class Skip(nn.Module):
     kind: str
 
     @nn.compact
-    def __call__(self, x, kernel=None):
-        """``kernel`` (in, channels): of a 1x1 convolution of the result."""
-        channels = x.shape[-1]
+    def weights(self, channels: int):
+        """The kernel (channels, channels) or the gates (channels,); none: None."""
         if self.kind == "linear":
             init = uniform_of_fan_in(channels)
-            own = self.param("kernel", init, (channels, channels))
-            if kernel is not None:
-                own = matmul(_wide(own, x), _wide(kernel, x))
-            return pointwise.dense(x, own)
+            return self.param("kernel", init, (channels, channels))
         if self.kind == "soft-gating":
-            weight = self.param("weight", nn.initializers.ones, (channels,))
-            if kernel is None:
-                return x * pointwise.on_all_points(weight.astype(x.dtype), x.shape)
-            gates = jnp.broadcast_to(_wide(weight, x)[:, None], kernel.shape)
-            kernel = _wide(kernel, x) * gates
-        return x if kernel is None else pointwise.dense(x, kernel)
+            return self.param("weight", nn.initializers.ones, (channels,))
+        return None
+
+    def __call__(self, x):
+        return _skipped(self.weights(x.shape[-1]), x)
 
 
-def _wide(weights, x):
-    """Weights as they are multiplied with each other before they meet ``x``."""
-    return weights.astype(sum_dtype(x))
+def _skipped(weights, x):
+    """x as a :class:`Skip` with these weights hands it on."""
+    if weights is None:
+        return x
+    if weights.ndim == 2:
+        return pointwise.dense(x, weights)
+    return x * pointwise.on_all_points(weights.astype(x.dtype), x.shape)
+
+
+def _skipped_bias(weights, bias, x):
+    """What becomes there of a bias of x."""
+    if weights is None:
+        return bias
+    if weights.ndim == 2:
+        return _followed_bias(bias, weights, x)
+    return bias.astype(sum_dtype(x)) * weights.astype(sum_dtype(x))
 
 
 class Norm(nn.Module):
@@ -259,26 +359,26 @@ class FNOBlock(nn.Module):
     compat: str | None = None
 
     @nn.compact
-    def __call__(self, x, output_shape=None, train: bool = False):
+    def __call__(
+        self, x, output_shape=None, train: bool = False, x_bias=None, kernel=None
+    ):
+        """The layer on ``x`` (batch, *grid, channels).
+
+        Args:
+            x: the field.
+            output_shape: grid of the result.
+            train: whether dropout is on and running statistics change.
+            x_bias: (channels,), still to be added to ``x``; where :attr:`takes_bias`.
+            kernel: (channels, outputs), of a 1x1 convolution of the result; where the
+                block :meth:`is_linear` and has no dropout. The result is then the
+                product and the bias to be added, as a ChannelMLP takes them.
+        """
         channels = x.shape[-1]
         output_shape = scaled_shape(x.shape[1:-1], self.scaling, output_shape)
         act = pointwise.activation(self.non_linearity)
         if self.preactivation:
             x = self._norm(act(x), 0, train)
-
-        def skip(kind: str | None, name: str) -> Callable:
-            module = Skip(kind, name=name) if kind is not None else None
-
-            def added(y, kernel=None):
-                if module is None:
-                    return y
-                return y + spectral.resample(
-                    module(x, kernel), output_shape, self.compat
-                )
-
-            return added
-
-        fno_skip = skip(self.fno_skip, "fno_skip")
+        conv_input = jnp.tanh(x) if self.stabilizer == "tanh" else x
         conv = SpectralConv(
             channels,
             self.n_modes,
@@ -287,35 +387,93 @@ class FNOBlock(nn.Module):
             self.compat,
             name="conv",
         )
-        conv_input = jnp.tanh(x) if self.stabilizer == "tanh" else x
+
+        def weights_of_skip(kind: str | None, name: str):
+            return Skip(kind, name=name).weights(channels) if kind is not None else None
+
+        def resampled(field):
+            return spectral.resample(field, output_shape, self.compat)
+
+        def with_skip(y, kind: str | None, weights):
+            return y if kind is None else y + resampled(_skipped(weights, x))
+
+        def bias_of_skip(kind: str | None, weights):
+            is_nothing = kind is None or x_bias is None
+            return None if is_nothing else _skipped_bias(weights, x_bias, x)
+
+        fno_skip = weights_of_skip(self.fno_skip, "fno_skip")
 
         def fourier_layer(kernel=None):
-            y = conv(conv_input, output_shape, kernel)
+            weights, further = fno_skip, bias_of_skip(self.fno_skip, fno_skip)
+            if kernel is not None and self.fno_skip is not None:
+                weights = _followed(weights, kernel, x)
+            y = conv(conv_input, output_shape, kernel, x_bias, further)
             y = y if self.preactivation else self._norm(y, 0, train)
-            return fno_skip(y, kernel)
+            return with_skip(y, self.fno_skip, weights)
 
-        hidden = round(channels * self.channel_mlp_expansion)
         if self.use_channel_mlp:
-            mlp_skip = skip(self.channel_mlp_skip, "channel_mlp_skip")
             mlp = ChannelMLP(
-                (hidden, channels), dropout=self.channel_mlp_dropout, name="channel_mlp"
+                (self._hidden(channels), channels),
+                dropout=self.channel_mlp_dropout,
+                name="channel_mlp",
             )
-            # All is linear up to the activation inside the MLP, so that its first
-            # kernel can be joined with those before, and fields of all channels saved.
-            is_linear = self.is_last and self.norm is None and self.precision == "full"
-            if is_linear and hidden <= channels:
-                return mlp_skip(mlp(x, train, fourier_layer))
+            mlp_skip = weights_of_skip(self.channel_mlp_skip, "channel_mlp_skip")
+            further = bias_of_skip(self.channel_mlp_skip, mlp_skip)
+            if self.channel_mlp_skip == "soft-gating" and not self.is_last:
+                # One behind the other: a GPU's XLA then sums the gradient of the gates
+                # in the loop that has both fields for it, not in the next one, which
+                # reads one of them for this alone.
+                conv_input, mlp_skip = barrier((conv_input, mlp_skip), "gpu")
+
+        # All is linear up to the activation inside the MLP, so that its first kernel
+        # can be joined with those before, and fields of all channels saved.
+        if self.is_linear(channels):
+
+            def product(kernel):
+                return fourier_layer(kernel), None
+
+            if kernel is None:
+                y = mlp(x, train, product=product)
+                return with_skip(y, self.channel_mlp_skip, mlp_skip)
+            beside = None
+            if self.channel_mlp_skip is not None:
+                beside = resampled(x), _followed(mlp_skip, kernel, x)
+            return mlp(
+                x,
+                train,
+                adds_bias=False,
+                product=product,
+                kernel=kernel,
+                beside=beside,
+            )
 
         y = fourier_layer()
         y = y if self.is_last else act(y)
         if self.preactivation:
             y = self._norm(y, 1, train)
         if self.use_channel_mlp:
-            y = mlp_skip(mlp(y, train))
+            y = with_skip(mlp(y, train, further), self.channel_mlp_skip, mlp_skip)
         if self.preactivation:
             return y
         y = self._norm(y, 1, train)
         return y if self.is_last else act(y)
+
+    @property
+    def takes_bias(self) -> bool:
+        """Whether ``x_bias`` may be given: all that reads the field is linear, and
+        what becomes of it joins other biases."""
+        plain = (self.norm, self.stabilizer, self.compat) == (None, None, None)
+        changes = self.preactivation or self.channel_mlp_dropout > 0
+        return plain and self.precision == "full" and not (changes or self.is_last)
+
+    def is_linear(self, channels: int) -> bool:
+        """But for the activation inside its MLP, which has not more channels."""
+        is_plain = self.norm is None and self.precision == "full"
+        is_narrow = self._hidden(channels) <= channels
+        return self.is_last and self.use_channel_mlp and is_plain and is_narrow
+
+    def _hidden(self, channels: int) -> int:
+        return round(channels * self.channel_mlp_expansion)
 
     def _norm(self, x, index: int, train: bool):
         if self.norm is None:

@@ -13,6 +13,7 @@ On every device a spectrum that is not Hermitian gives NumPy's field, which is
 neuraloperator's on a CPU; on large grids CUDA's FFT makes another one of it.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 
@@ -22,6 +23,7 @@ import numpy as np
 
 from jaxops import pointwise
 from jaxops.device import once
+from jaxops.matmul import has_matrix_units
 from models.arguments import known_arguments_only
 from models.blocks import NORMS, SKIPS, ChannelMLP, FNOBlock, scaled_shape
 
@@ -124,22 +126,8 @@ class FNO(nn.Module):
         scalings = _scaling_a_layer(
             self.resolution_scaling_factor, self.n_layers, n_dim
         )
-        x = once(self._lift(x))  # else a bias is added for each of three readers
-
-        grid = x.shape[1:-1]
-        padding = _padding_points(self.domain_padding, grid)
-        if any(before or after for before, after in padding):
-            x = jnp.pad(x, [(0, 0), *padding, (0, 0)])
-        inner = grid  # the grid of the data, without what is padded
-        for i in range(self.n_layers):
-            inner = scaled_shape(inner, scalings[i], shapes[i])
-            outer = tuple(
-                n + sum(pads)
-                for n, pads in zip(
-                    inner, _scaled_padding(padding, grid, inner), strict=True
-                )
-            )
-            x = FNOBlock(
+        blocks = [
+            FNOBlock(
                 n_modes=self.n_modes,
                 max_n_modes=self.max_n_modes,
                 is_last=i == self.n_layers - 1,
@@ -155,24 +143,59 @@ class FNO(nn.Module):
                 precision=self.fno_block_precision,
                 compat=self.compat,
                 name=f"blocks_{i}",
-            )(x, outer, train)
-        if any(before or after for before, after in padding):
+            )
+            for i in range(self.n_layers)
+        ]
+        grid = x.shape[1:-1]
+        padding = _padding_points(self.domain_padding, grid)
+        is_padded = any(before or after for before, after in padding)
+
+        x, bias = self._lift(x)
+        if is_padded or not blocks[0].takes_bias:
+            # Once, else it is done for each of three readers.
+            x = once(x + pointwise.on_all_points(bias.astype(x.dtype), x.shape))
+            bias = None
+        if is_padded:
+            x = jnp.pad(x, [(0, 0), *padding, (0, 0)])
+        # What is linear at the end of the last block is joined with the projection
+        # where more products cost less than the fields that are not written then.
+        is_linear = blocks[-1].is_linear(self.hidden_channels)
+        is_plain = not is_padded and self.channel_mlp_dropout == 0
+        joins = is_linear and is_plain and has_matrix_units(x.dtype)
+        inner = grid  # the grid of the data, without what is padded
+        for block, scaling, shape in zip(blocks, scalings, shapes, strict=True):
+            inner = scaled_shape(inner, scaling, shape)
+            outer = tuple(
+                n + sum(pads)
+                for n, pads in zip(
+                    inner, _scaled_padding(padding, grid, inner), strict=True
+                )
+            )
+            if block.is_last and joins:
+                return self._project(x, functools.partial(block, x, outer, train, bias))
+            x = block(x, outer, train, bias)
+            bias = None
+        if is_padded:
             starts = [pads[0] for pads in _scaled_padding(padding, grid, inner)]
             window = [slice(s, s + n) for s, n in zip(starts, inner, strict=True)]
             x = x[(slice(None), *window)]
+        return self._project(x)
 
+    def _project(self, x, product: Callable | None = None):
+        """``product``: see :class:`ChannelMLP`."""
         hidden = int(self.projection_channel_ratio * self.hidden_channels)
-        return ChannelMLP(
-            (hidden, self.out_channels), self.non_linearity, name="projection"
-        )(x)
+        features = hidden, self.out_channels
+        mlp = ChannelMLP(features, self.non_linearity, name="projection")
+        return mlp(x, product=product)
 
     def _lift(self, x):
+        """The field without its last bias, and that."""
         hidden = int(self.lifting_channel_ratio * self.hidden_channels)
         features = (hidden, self.hidden_channels) if hidden else (self.hidden_channels,)
         mlp = ChannelMLP(features, self.non_linearity, name="lifting")
-        if self.positional_embedding is None:
-            return mlp(x)
-        return mlp(append_grid(x))
+        if self.positional_embedding is not None:
+            x = append_grid(x)
+        return mlp(x, adds_bias=False)
 
 
 @known_arguments_only

@@ -154,6 +154,22 @@ def test_a_kernel_behind_is_a_1x1_convolution_of_the_result(grid, features):
     np.testing.assert_allclose(y, expected, atol=2e-6 * np.abs(expected).max())
 
 
+@pytest.mark.parametrize("compat", [None, "neuralop-2.0"])
+@pytest.mark.parametrize("grid", [(8,), (7, 6), (4, 5, 6)])
+def test_a_bias_of_the_input_is_added_at_each_point(grid, compat):
+    """To another grid too, where ``compat`` loses the constant of an odd axis."""
+    n_modes = (4,) * len(grid)
+    rng = np.random.default_rng(7)
+    x = rng.standard_normal((2, *grid, 2)).astype(np.float32)
+    weight = rng.standard_normal((2, *n_modes[:-1], 3, 2, 4)).astype(np.float32)
+    bias = rng.standard_normal(2).astype(np.float32)
+    added, x, weight, bias = (jnp.asarray(a) for a in (x + bias, x, weight, bias))
+    for shape in (grid, tuple(n - 1 for n in grid)):
+        expected = jaxops.spectral_conv(added, weight, n_modes, shape, compat)
+        y = jaxops.spectral_conv(x, weight, n_modes, shape, compat, x_bias=bias)
+        np.testing.assert_allclose(y, expected, atol=2e-6 * np.abs(expected).max())
+
+
 def test_gradients_are_those_of_the_float64_reference():
     """Finite differences of numpy's FFT form, which is bilinear: exact to rounding."""
     grid, n_modes, rows = (5, 6), (4, 4), (4, 3)

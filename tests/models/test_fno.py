@@ -47,7 +47,7 @@ def test_every_dimension_and_batch(cls, grid, batch):
 
 
 @pytest.mark.parametrize("precision", ["highest", "tensorfloat32"])
-@pytest.mark.parametrize("skip", ["linear", "soft-gating"])
+@pytest.mark.parametrize("skip", ["linear", "soft-gating", "identity", None])
 def test_the_forms_for_other_devices_are_the_same_function(skip, precision):
     """Traced for them and run here, where TF32 is float32: outputs and gradients within
     rounding."""
@@ -70,6 +70,30 @@ def test_the_forms_for_other_devices_are_the_same_function(skip, precision):
             *map(jax.tree.leaves, (run(kind), expected)), strict=True
         ):
             np.testing.assert_allclose(ours, theirs, atol=1e-5 * abs(theirs).max())
+
+
+@pytest.mark.parametrize("skip", ["linear", "soft-gating", "identity", None])
+@pytest.mark.parametrize("modes", [(3,), (4, 3), (2, 3, 2)])
+def test_a_bias_before_the_first_block_is_what_its_readers_make_of_it(
+    skip, modes, monkeypatch
+):
+    """It is not added to the field but to one coefficient and to the biases behind."""
+    model = FNO(modes, **SMALL, fno_skip=skip, channel_mlp_skip=skip)
+    x = field((6, 7, 5)[: len(modes)])
+    variables = make(model, x)
+    shape = tuple(n + 2 for n in x.shape[1:-1])
+
+    def loss(v):
+        return (model.apply(v, x, shape) ** 2).sum()
+
+    value, gradient = jax.value_and_grad(loss)(variables)
+    monkeypatch.setattr(FNOBlock, "takes_bias", False)
+    expected, expected_gradient = jax.value_and_grad(loss)(variables)
+    np.testing.assert_allclose(value, expected, rtol=1e-5)
+    for ours, theirs in zip(
+        *map(jax.tree.leaves, (gradient, expected_gradient)), strict=True
+    ):
+        np.testing.assert_allclose(ours, theirs, atol=1e-5 * abs(theirs).max())
 
 
 @pytest.mark.parametrize("skip", ["linear", "soft-gating", "identity", None])
