@@ -1,5 +1,8 @@
 """How all tests run: strict dtypes, strict ranks, checked shapes, on one backend."""
 
+import gc
+from pathlib import Path
+
 import pytest
 from jaxtyping import install_import_hook
 
@@ -58,3 +61,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log):
             return "tests/metal" if file.startswith(METAL) else file
 
     return ByFile(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+MAPS_FILE, MOST_MAPS = Path("/proc/self/maps"), 20_000
+
+
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """Let go of compiled programs before there are too many for one process.
+
+    Each takes some twenty memory maps. Linux gives a process 65530 of them, beyond
+    which LLVM ends it in the middle of a test.
+    """
+    if MAPS_FILE.exists() and MAPS_FILE.read_bytes().count(b"\n") > MOST_MAPS:
+        jax.clear_caches()
+        gc.collect()
