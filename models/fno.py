@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxops import pointwise
-from jaxops.device import once
+from jaxops.device import device_kind, once
 from jaxops.matmul import has_matrix_units
 from models.arguments import known_arguments_only
 from models.blocks import NORMS, SKIPS, ChannelMLP, FNOBlock, scaled_shape
@@ -151,7 +151,9 @@ class FNO(nn.Module):
         is_padded = any(before or after for before, after in padding)
 
         x, bias = self._lift(x)
-        if is_padded or not blocks[0].takes_bias:
+        # A pass over the field less; on a CPU nothing was gained.
+        is_left = blocks[0].takes_bias and device_kind() != "cpu" and not is_padded
+        if not is_left:
             # Once, else it is done for each of three readers.
             x = once(x + pointwise.on_all_points(bias.astype(x.dtype), x.shape))
             bias = None
